@@ -13,6 +13,7 @@ from wgrad.autograd.select_device import expressions, select_device
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device, DType
 from wgrad.device.errors import ShapeError, WgradError
+from wgrad.device.shown import short
 
 _devices: dict[str, Device] = {}
 _default = ["auto"]
@@ -73,7 +74,7 @@ def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
     """Return sizes that are given one by one, or as one sequence. ShapeError: one is not positive."""
     sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
     if not all(isinstance(n, int | np.integer) and n > 0 for n in sizes):
-        raise ShapeError(f"shape must have positive whole numbers, got {list(sizes)}")
+        raise ShapeError(f"shape must have positive whole numbers, got {short(list(sizes))}")
     return tuple(int(n) for n in sizes)
 
 
@@ -315,6 +316,7 @@ def randint(low: int, high: int, shape: int | Sequence[int], *, device: str | De
     limits = np.iinfo(np.int32)
     if not limits.min <= low < high <= limits.max + 1:
         raise WgradError(
-            f"randint: low must be below high, and both within int32; got {low} and {high}: give other limits"
+            f"randint: low must be below high, and both within int32; got {short(low)} and {short(high)}: give other "
+            "limits"
         )
     return tensor(generator().integers(low, high, _sizes((shape,)), np.int32), device=device)

@@ -36,6 +36,7 @@ from wgrad.autograd.operators import Operator, operator
 from wgrad.autograd.tensor import Edge, Node, Tensor, edge_of, is_recomputing, is_recording
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import short
 
 P = ParamSpec("P")
 T = TypeVar("T", covariant=True)
@@ -203,8 +204,8 @@ def _refuse_tuples(name: str, given: dict[str, Any]) -> None:
     for argument, value in given.items():
         if type(value) is tuple and all(isinstance(n, int) for n in value):
             raise WgradError(
-                f"{name}: {argument} must be a Tensor, got the shape {value}; unlike in PyTorch no shape is given, "
-                "as the last axis is meant"
+                f"{name}: {argument} must be a Tensor, got the shape {short(value)}; unlike in PyTorch no shape is "
+                "given, as the last axis is meant"
             )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import ShapeError
 from wgrad.device.expression import MOST_ARRAYS, View, row_major
+from wgrad.device.shown import short
 
 Operand: TypeAlias = "Lazy | float"
 MOST_INSTRUCTIONS = 96  # of one launch
@@ -351,7 +352,7 @@ def broadcast(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
-        listed = ", ".join(str(list(shape)) for shape in shapes)
+        listed = ", ".join(short(list(shape)) for shape in shapes)
         raise ShapeError(
             f"{name}: shapes {listed} cannot be broadcast; axes are matched from the last, and must be equal or 1"
         ) from None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from wgrad.device.errors import ShapeError
+from wgrad.device.shown import short
 
 
 def filled_in(before: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
@@ -15,6 +16,7 @@ def filled_in(before: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     result = tuple(size // known if n == -1 else int(n) for n in shape) if fits else ()
     if not fits or math.prod(result) != size:
         raise ShapeError(
-            f"reshape: shape must hold the {size} elements of {list(before)}, got {list(shape)}; one axis may be -1"
+            f"reshape: shape must hold the {size} elements of {list(before)}, got {short(list(shape))}; one axis may "
+            "be -1"
         )
     return result

@@ -11,6 +11,7 @@ import numpy as np
 
 from wgrad.autograd.torch_names import instead_of_method
 from wgrad.device.errors import ShapeError, WgradError
+from wgrad.device.shown import short
 
 if TYPE_CHECKING:
     from typing import Self
@@ -49,7 +50,7 @@ def implements_method(name: str) -> Callable[[Function], Function]:
 def axis_of(name: str, dim: int, rank: int) -> int:
     """Return an axis as a number from 0; negative ones count from the end. ShapeError, naming the function: no axis."""
     if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not -rank <= dim < rank:
-        raise ShapeError(f"{name}: dim must be an axis of {rank}, from {-rank} to {rank - 1}, got {dim}")
+        raise ShapeError(f"{name}: dim must be an axis of {rank}, from {-rank} to {rank - 1}, got {short(dim)}")
     return int(dim) % rank
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from wgrad.autograd.modes import in_step
 from wgrad.autograd.tensor_methods import Axes, TensorMethods, _call, axis_of
 from wgrad.device.errors import ShapeError
+from wgrad.device.shown import short
 
 if TYPE_CHECKING:
     from typing import Self
@@ -121,7 +122,7 @@ class TorchMethods(TensorMethods):
         if p == 2:
             return (self * self).sum(dim, keepdim)._root()
         if p not in (1, math.inf):
-            raise ShapeError(f"norm: p must be 1, 2 or inf, got {p}")
+            raise ShapeError(f"norm: p must be 1, 2 or inf, got {short(p)}")
         return self.abs().sum(dim, keepdim) if p == 1 else self.abs().amax(dim, keepdim)
 
     def _root(self) -> Self:
@@ -195,7 +196,7 @@ class TorchMethods(TensorMethods):
         if not 0 <= first < first + length <= self.shape[at]:
             raise ShapeError(
                 f"narrow: start and start + length must lie within the axis of {self.shape[at]}, "
-                f"got start {start} and length {length}"
+                f"got start {short(start)} and length {short(length)}"
             )
         return self[(slice(None),) * at + (slice(first, first + length),)]
 
@@ -237,7 +238,7 @@ class TorchMethods(TensorMethods):
         made = self
         for shift, axis in zip(moved, axes):
             n = self.shape[axis_of("roll", axis, self.ndim)]
-            made = made.index_select(axis, (np.arange(n) - shift) % n)
+            made = made.index_select(axis, (np.arange(n) - shift % n) % n)
         return made
 
     def repeat(self, *sizes: Any) -> Self:

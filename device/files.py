@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +55,15 @@ def writing(path: str | os.PathLike[str], option: str = "--out") -> Iterator[Non
         known = _ADVICE.get(number or 0)
         advice = f"{known} with {option}" if known else f"{error.strerror or error}: check the path given to {option}"
         raise CannotWrite(f"cannot write {_BESIDE_SUFFIX.sub('', os.fspath(path))}: {advice}") from error
+
+
+def own_file(path: str, flags: int) -> int:
+    """Open a file for writing, as an opener of `open`. OSError: it is no regular file, or a link to one."""
+    number = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    return number
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:

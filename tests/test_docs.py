@@ -24,6 +24,7 @@ import wgrad
 from tests.conftest import require_wgpu
 from wgrad.autograd.custom_operator import unregister_operator
 from wgrad.autograd.custom_shader import unregister_shader
+from wgrad.device.errors import WgradError
 from wgrad.hip.runtime.architectures import SUPPORTED
 from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.data.data import load_data
@@ -118,7 +119,13 @@ def test_a_report_of_a_gpu_makes_a_row(tmp_path: Path, monkeypatch: pytest.Monke
     assert said[1] == f"{begin} 2 of 9 failed, 1 crashed {rates} wrong (float32) | 0.1, 2026-01-02 |"
     assert said[2] == f"{begin} hung at rope {rates} not run | 0.1, 2026-01-02 |"
     (tmp_path / "gpu.json").write_text(json.dumps({**report, "format": 2}))
-    with pytest.raises(ValueError, match="format 2, and this script reads 1"):
+    with pytest.raises(WgradError, match="format 2, and this script reads 1"):
+        module.gpu_table([tmp_path / "gpu.json"])
+    (tmp_path / "gpu.json").write_text(json.dumps({**report, "fine-tune": {"ok": 3}}))
+    with pytest.raises(WgradError, match=r"gpu\.json: fine-tune\.ok must be"):
+        module.gpu_table([tmp_path / "gpu.json"])
+    (tmp_path / "gpu.json").write_text(json.dumps({**report, "system": {"platform": 3, "machine": ""}}))
+    with pytest.raises(WgradError, match=r"gpu\.json: system\.platform must be text; got 3"):
         module.gpu_table([tmp_path / "gpu.json"])
 
 

@@ -12,6 +12,7 @@ from wgrad.autograd.function import Context, differentiable
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
+from wgrad.device.shown import short
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (np.uint32(0x9E3779B9), np.uint32(0xBB67AE85))
@@ -51,11 +52,13 @@ def dropout_keep(size: int, p: float, seed: np.ndarray, stream: int) -> np.ndarr
 
 
 def probability(args: Args, p: float) -> None:
-    args.rule(0 <= p < 1, f"p must be in [0, 1), got {p}; it is the probability of dropping an element")
+    args.rule(0 <= p < 1, f"p must be in [0, 1), got {short(p)}; it is the probability of dropping an element")
 
 
 def dropout_stream(args: Args, stream: int) -> None:
-    args.rule(0 <= stream < 2**32, f"stream must be in [0, 2^32), got {stream}; number the dropout layers from 0")
+    args.rule(
+        0 <= stream < 2**32, f"stream must be in [0, 2^32), got {short(stream)}; number the dropout layers from 0"
+    )
 
 
 @differentiable

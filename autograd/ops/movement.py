@@ -18,6 +18,7 @@ from wgrad.autograd.tensor import Tensor, edge_of, is_recording
 from wgrad.autograd.tensor_methods import Axes, axis_of, implements_method
 from wgrad.device.errors import ShapeError
 from wgrad.device.expression import row_major
+from wgrad.device.shown import short
 
 
 def _viewed(name: str, x: Tensor, made: Lazy, backward: Any) -> Tensor:
@@ -136,17 +137,18 @@ def _sliced(
         else:
             if isinstance(i, bool | np.bool_) or not isinstance(i, int | np.integer):
                 raise ShapeError(
-                    f"an index must be a whole number, a slice, None, ... or an array, got {i!r}; convert it with int()"
+                    f"an index must be a whole number, a slice, None, ... or an array, got {short(i)}; convert it with "
+                    "int()"
                 )
             n, at = shape[len(places)], int(i)
             if not -n <= at < n:
-                raise ShapeError(f"an index must be from {-n} to {n - 1} for an axis of {n}, got {at}")
+                raise ShapeError(f"an index must be from {-n} to {n - 1} for an axis of {n}, got {short(at)}")
             places.append((at % n, 1))
     return made, places, keep
 
 
 def _written(i: slice) -> str:
-    return ":".join("" if part is None else str(part) for part in (i.start, i.stop, i.step))
+    return ":".join("" if part is None else short(part) for part in (i.start, i.stop, i.step))
 
 
 @implements_method("split")

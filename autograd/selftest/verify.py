@@ -73,9 +73,14 @@ class _Kept:
             keep(self.path, (json.dumps(text) + "\n").encode())
 
 
-def _kept(identity: Sequence[str]) -> _Kept:
+def _file(identity: Sequence[str]) -> Path:
+    """Return the file of the cache for a device and this version."""
     digest = hashlib.sha256("\0".join((*identity, wgrad.__version__)).encode()).hexdigest()[:16]
-    found = _Kept(cache_folder("verified") / f"{digest}.json", list(identity))
+    return cache_folder("verified") / f"{digest}.json"
+
+
+def _kept(identity: Sequence[str]) -> _Kept:
+    found = _Kept(_file(identity), list(identity))
     try:
         said = json.loads(read_kept(found.path, _LARGEST))
         if said["format"] == FORMAT:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wgrad.device.errors import DeviceError
+from wgrad.device.whole_numbers import whole_number
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.architectures import check_supported, is_rdna
 
@@ -73,7 +74,8 @@ def find_gpu(wanted: str = "") -> Gpu:
     gpus = list_gpus()
     found = gpus
     if wanted:
-        found = [g for g in gpus if (g.index == int(wanted) if wanted.isdigit() else wanted.lower() in g.label.lower())]
+        index = whole_number(wanted)
+        found = [g for g in gpus if (wanted.lower() in g.label.lower() if index is None else g.index == index)]
     if not found:
         raise DeviceError(f"HIP has no GPU '{wanted}'; it has {names(gpus)}")
     if found[0].problem:

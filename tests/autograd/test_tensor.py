@@ -797,6 +797,9 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "item": (lambda: t(3).item(), r"item: "),
     "empty": (lambda: wgrad.tensor([], device="cpu"), r"tensor: an array must not be empty"),
     "optimizer": (lambda: wgrad.SGD([t(3) * 2]), r"parameter 0 of an optimizer is no leaf"),
+    "shape of any size": (lambda: wgrad.zeros((-(10**5000),)), r"shape must have positive whole numbers, got a list"),
+    "axis of any size": (lambda: t(3).sum(10**5000), r"sum: dim must be an axis of 1, .* got a number of 16610 bits"),
+    "index of any size": (lambda: t(3)[10**5000], r"an index must be from -3 to 2 .* got a number of 16610 bits"),
     "shape": (lambda: t(3, 0), r"shape must have positive whole numbers, got .3, 0."),
     "twice": (lambda: (lambda p: wgrad.SGD([p, p]))(t(3)), r"parameter 1 of an optimizer is there twice"),
     "an argument that learns": (

@@ -10,9 +10,11 @@ import lzma
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import safetensors.numpy
@@ -35,7 +37,16 @@ _WHOLE: dict[str, bytes] = {
     "matrix-units/cards.json": dump({"format": 1, "cards": {"card": {"passed": True, "reason": "", "library": "x"}}}),
     "datasets/marker.json": dump({"format": 1, "commit": "0" * 40, "files": ["a.parquet"], "origin": ""}),
     "weights/layers.safetensors": safetensors.numpy.save(_WEIGHTS),
+    "rates/submission.json": dump({"format": 1, "rate": 1e12}),
+    "rates/step.json": dump({"matmul": 1e12, "attention": 1e11, "memory": 1e11, "link": 1e10}),
+    "verified/kernels.json": dump({"format": 1, "device": ["a", "b"], "passed": ["0" * 16], "off": ["experts"]}),
 }
+
+
+@cache
+def _bomb() -> bytes:
+    """A small object that unpacks to 64 MiB. To make it takes a second."""
+    return lzma.compress(bytes(1 << 26), lzma.FORMAT_XZ)
 
 
 def cache_case(rng: Random, groups: Any) -> Case:
@@ -43,9 +54,8 @@ def cache_case(rng: Random, groups: Any) -> Case:
     whole = _WHOLE[name]
     changed: Content
     if rng.random() < 0.1:
-        bomb = lzma.compress(bytes(1 << 26), lzma.FORMAT_XZ)
         changed = rng.choice(
-            (Special("absent"), Special("folder"), Special("fifo"), Special("link", "/dev/zero"), bomb, b"")
+            (Special("absent"), Special("folder"), Special("fifo"), Special("link", "/dev/zero"), _bomb(), b"")
             + (Special("sparse", 1 << 33), Special("repeat", ["[", 1 << 16, ""]), Special("link", "/proc/self/mem"))
         )
     elif name.endswith(".json") and rng.random() < 0.8:
@@ -124,6 +134,37 @@ def _layers(path: Path) -> None:
         assert all(len(remark) < 1500 and "\n" not in remark for remark in remarks)
 
 
+def _submission_rate(path: Path) -> None:
+    from wgrad.wgsl.runtime.submission_size import SubmissionSize
+
+    size = SubmissionSize("DiscreteGPU", path)
+    assert 0 <= size.rate <= 1e16 and 0 < size.work < 1e15 and 0 < size.dispatch_work < 1e16
+
+
+def _step_rates(path: Path) -> None:
+    from wgrad.train.plan import speed
+
+    facts = {"description": "a GPU", "fastest_compute": "float16", "facts": {"type": "DiscreteGPU"}}
+    device: Any = type("Gpu", (), {**facts, "dry_run": lambda self: True})()
+
+    def measured(device: Any, dtype: Any) -> Any:
+        raise DeviceError("no GPU here")
+
+    with patch.object(speed, "_file", lambda what: path), patch.object(speed, "_measured", measured):
+        found = speed.rates_of(device, "float16")
+    assert found is None or all(0 < rate <= 1e17 for rate in vars(found).values())
+
+
+def _verified(path: Path) -> None:
+    from wgrad.autograd.selftest import verify
+
+    with patch.object(verify, "_file", lambda identity: path):
+        verify.turn_off_what_failed(type("Device", (), {"identity": ("a", "b"), "simpler": {}})())
+        found = verify._kept(("a", "b"))
+        assert all(isinstance(one, str) for one in found.passed | found.off)
+        found.save()
+
+
 _READERS: dict[str, Callable[[Path], None]] = {
     "adapters/state.json": _adapters,
     "hip/gemm.co.xz": _object,
@@ -131,4 +172,7 @@ _READERS: dict[str, Callable[[Path], None]] = {
     "matrix-units/cards.json": _cards,
     "datasets/marker.json": _data_set,
     "weights/layers.safetensors": _layers,
+    "rates/submission.json": _submission_rate,
+    "rates/step.json": _step_rates,
+    "verified/kernels.json": _verified,
 }

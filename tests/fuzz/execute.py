@@ -31,6 +31,8 @@ from tests.fuzz.caches import COMMAND, read_cache_file
 from tests.fuzz.case import Case, Content, Files, write_files
 from tests.fuzz.forked_worker import forked_workers
 from tests.fuzz.readers import READERS
+from tests.fuzz.reports import REPORT, read_report
+from tests.fuzz.servers import HTTP, answer
 
 CPU_SECONDS = 10  # of one case; more is a hang
 WAIT_SECONDS = 10  # without computing; more is a hang too
@@ -54,7 +56,7 @@ class Outcome:
 
 
 shared_parser = lru_cache(64)(cli.build_parser)  # of what command; words that are none would be kept without end
-_READERS = READERS | {COMMAND: read_cache_file}
+_READERS = READERS | {COMMAND: read_cache_file, HTTP: answer, REPORT: read_report}
 Judge = Callable[[Case, Outcome, Path], str | None]
 Verdict = tuple[Outcome, str | None]  # and what is wrong with it
 

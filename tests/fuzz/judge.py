@@ -43,7 +43,7 @@ def _ending(case: Case, outcome: Outcome) -> str | None:
 
 def _says_unusable(outcome: Outcome) -> bool:
     errors = [line for line in outcome.stderr.splitlines() if line.startswith("wgrad: error: ")]
-    return bool(re.search(r"not finite|skipped", outcome.stderr)) and len(errors) == 1
+    return bool(re.search(r"not finite|skipped|no trial has a held-out loss", outcome.stderr)) and len(errors) == 1
 
 
 def _messages(case: Case, outcome: Outcome) -> str | None:
@@ -105,7 +105,8 @@ def _folder(case: Case, outcome: Outcome, folder: Path) -> str | None:
 def _place(stderr: str) -> str:
     """'TypeError at model_config.py:94 in parse_model_config': the innermost frame of this project."""
     frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', stderr)
-    ours = [f for f in frames if re.search(r"/(train|autograd|wgsl|hip)/[^/]+\.py$", f[0])] or frames[-1:]
+    own = re.compile(r"/(?:train|autograd|wgsl|hip|device)/(?:\w+/)*\w+\.py$")
+    ours = [f for f in frames if own.search(f[0]) and "-packages/" not in f[0]] or frames[-1:]
     kind = re.split(r"[:\s]", _last_line(stderr, 400))[0]
     if not ours:
         return kind

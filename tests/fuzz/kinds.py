@@ -27,6 +27,9 @@ from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_case, option_names, stream_case
 from tests.fuzz.packed import experts_case, packed_case
 from tests.fuzz.readers import request_case, served_case, tensors_case
+from tests.fuzz.reports import report_case
+from tests.fuzz.servers import serve_case, studio_case, watch_case
+from tests.fuzz.sweeps import sweep_case
 from tests.fuzz.tables import columns_case, keys_case, table_case
 from tests.fuzz.texts import conversation, data_lines, mutate_template, yaml_text
 from tests.fuzz.tools import imatrix_case, import_case, modelfile_case
@@ -338,6 +341,11 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "request": (5, request_case),
     "served": (6, served_case),
     "tensors": (3, tensors_case),
+    "http-serve": (5, serve_case),
+    "http-studio": (5, studio_case),
+    "http-watch": (4, watch_case),
+    "report": (3, report_case),
+    "sweep": (4, sweep_case),
     "resume": (9, resume_case),
     "environment": (6, environment_case),
     "option": (10, lambda rng, groups: option_case(rng)),

@@ -74,14 +74,14 @@ _BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ollama-embedding": (OllamaEmbedding, {"prompt": "a", "options": {"num_ctx": 9}, "keep_alive": -1}),
     "ollama-show": (OllamaShow, {"name": "", "verbose": True}),
 }  # fmt: skip
-_PROMPTS: dict[str, dict[str, Any]] = {
+PROMPTS: dict[str, dict[str, Any]] = {
     "chat": {"messages": _TURNS}, "completion": {"prompt": "a"}, "embedding": {"input": "a"},
     "responses": {"input": "a"},
     "ollama-chat": {"messages": _TURNS}, "ollama-generate": {"prompt": "a"}, "ollama-embed": {"input": "a"},
 }  # fmt: skip
 
 
-def _body(rng: Random, kind: str) -> dict[str, Any]:
+def request_body(rng: Random, kind: str) -> dict[str, Any]:
     """A request of some of its keys, or of all."""
     whole = {"model": "model", **_BODIES[kind][1]}
     for name in rng.sample(sorted(whole), rng.randrange(len(whole))):
@@ -94,14 +94,14 @@ def _body(rng: Random, kind: str) -> dict[str, Any]:
 def request_case(rng: Random, groups: Any) -> Case:
     """A body for a path of `wgrad serve`."""
     kind = rng.choice(sorted(_BODIES))
-    return Case([REQUEST, kind], [], {"body.json": write_json(rng, mutate_value(rng, _body(rng, kind)))})
+    return Case([REQUEST, kind], [], {"body.json": write_json(rng, mutate_value(rng, request_body(rng, kind)))})
 
 
 def served_case(rng: Random, groups: Any) -> Case:
     """A body that a server answers, most often one that is in order."""
     kind = rng.choice(sorted(PATHS))
-    body: Any = _BODIES[kind][1] if rng.random() < 0.2 else _body(rng, kind)
-    body = {"model": "model", **_PROMPTS.get(kind, {}), **body}
+    body: Any = _BODIES[kind][1] if rng.random() < 0.2 else request_body(rng, kind)
+    body = {"model": "model", **PROMPTS.get(kind, {}), **body}
     if rng.random() < 0.5:
         body = mutate_value(rng, body)
     files: Files = {"body.json": write_json(rng, body)}

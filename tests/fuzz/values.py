@@ -61,7 +61,8 @@ def near(rng: Random, value: Any) -> Any:
         return rng.choice([-value, value * 1e6, value * 1e-6, value * 1e300, whole, str(value), [value]])
     if isinstance(value, str):
         changed = [value + "x", value[:-1], value * 2, value.upper(), value[::-1], value + "\x00", " " + value]
-        return rng.choice([*changed, [value], {value: value}, value.encode(), "../" + value, "/" + value])
+        octets = value.encode("utf-8", "replace")
+        return rng.choice([*changed, [value], {value: value}, octets, "../" + value, "/" + value])
     if isinstance(value, list):
         changed = [
             value * 2,

@@ -476,7 +476,19 @@ PATIENCE = [
     "1e999",
 ]
 
-DEVICES = ["cpu", "CPU", "cpu:1", "abacus", "", "wgpu:99x\udc80nope", "hip:x", "cuda", "mps"]
+DEVICES = [
+    "cpu",
+    "CPU",
+    "cpu:1",
+    "abacus",
+    "",
+    "wgpu:99x\udc80nope",
+    "hip:x",
+    "wgpu:\xb2",
+    "wgpu:" + "9" * 5000,
+    "cuda",
+    "mps",
+]
 
 MODULES = [
     "q_proj",

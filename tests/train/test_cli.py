@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import errno
+import functools
 import io
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import types
@@ -26,6 +28,7 @@ from wgrad.device.files import writing
 from wgrad.train.commands import cli, devices
 from wgrad.train.commands.devices import describe, readable_bytes
 from wgrad.train.commands.selftest import package_versions
+from wgrad.train.files import hub as hub_module
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.generate_config import GenerateConfig
@@ -308,6 +311,7 @@ def test_what_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return str(tmp_path)
 
     monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(hub.HfApi, "model_info", lambda self, name, timeout: None)
     assert resolve_model("org/name") == tmp_path
     files = [
         "config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json",
@@ -336,8 +340,20 @@ def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, name: str, words: st
         raise error
 
     monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(hub.HfApi, "model_info", lambda self, name, timeout: None)
     with pytest.raises(WgradError, match=f"--model: no such folder: org/name; .*{words}"):
         resolve_model("org/name")
+
+
+def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes the connection and says nothing."""
+    hub = pytest.importorskip("huggingface_hub")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(hub, "HfApi", functools.partial(hub.HfApi, endpoint=address))
+        monkeypatch.setattr(hub_module, "ANSWER_SECONDS", 0.2)
+        with pytest.raises(WgradError, match=r"org/name; .* fetching failed \(no answer in 0 s\): check the network"):
+            resolve_model("org/name")
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:

@@ -226,3 +226,4 @@ def test_missing_shards() -> None:
     parts = [f"a-0000{i}-of-00003.parquet" for i in range(3)]
     assert not missing_shards(parts) and missing_shards(parts[:2]) and missing_shards(["a.parquet"])
     assert missing_shards([*parts, "b-00001-of-00002.parquet"])
+    assert missing_shards(["b-00000-of-999999999.parquet"])  # at once, and without a set of so many numbers

@@ -44,6 +44,20 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"max_steps": 10**5000}, {"max_steps": -(10**5000)}, {"learning_rate": 10**5000}, {"target_modules": [10**5000]},
+     {"columns": {"a": 10**5000}}, {"memory_limit": 10**5000}, {"model": 10**5000}, {"callbacks": 10**5000}],
+    ids=lambda given: next(iter(given)),
+)  # fmt: skip
+def test_a_number_that_python_does_not_write_is_an_error_in_one_line(given: dict[str, Any]) -> None:
+    with pytest.raises(wgrad.WgradError, match="^[^\n]*$") as caught:
+        wgrad.finetune(**{"model": "none", "data": "none", "out": "none", **given})
+    assert len(str(caught.value)) < 500
+    with pytest.raises(wgrad.WgradError, match="--trials: must be a whole number .* got a number of 16610 bits"):
+        wgrad.sweep(model="none", data="none", out="none", vary={"seed": [1]}, trials=10**5000)
+
+
 def adapter(out: Path) -> bytes:
     return (out / "adapter_model.safetensors").read_bytes()
 

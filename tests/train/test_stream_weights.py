@@ -519,6 +519,24 @@ def test_the_disk_it_takes_is_bounded_and_given_back(
     assert "removed from" in capsys.readouterr().out and cached_files() == []
 
 
+def test_a_cached_file_that_vanishes_while_it_is_used_is_none(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may clear the cache at any time."""
+    folder = make_checkpoint(**SHAPE)
+    load(folder, card)
+    (path,) = cached_files()
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "utime", lambda path: os.stat("/no such file"))
+        assert load(folder, card)[0]
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([path, path.with_name("gone")]))
+    assert cached_files() == [path]
+    monkeypatch.setattr(module, "cached_files", lambda: [path.with_name("gone"), path])
+    monkeypatch.setattr(module, "MOST_BYTES", 0)
+    module._make_room(1)
+    assert not path.exists()
+
+
 def test_the_cache_is_cleared_while_others_remove_files(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from wgrad.device.errors import NeedsNewProcess, WgradError
+from wgrad.device.shown import short
+from wgrad.device.whole_numbers import whole_number
 from wgrad.train.data.standard_input import copy_for_ranks
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
@@ -172,11 +174,12 @@ def sweep(args: argparse.Namespace) -> int:
     if not varied:
         raise WgradError("--vary is required: give it, as learning_rate=1e-4,3e-4")
     trials = given.pop("trials")
-    if trials is not None and not (trials.isdecimal() and 1 <= int(trials) <= MOST):
-        raise WgradError(f"--trials: must be a whole number between 1 and {MOST}; got {trials!r}")
+    count = None if trials is None else whole_number(trials)
+    if trials is not None and not (count and count <= MOST):
+        raise WgradError(f"--trials: must be a whole number between 1 and {MOST}; got {short(trials)}")
     from wgrad.train.run.trials import run_sweep
 
-    run_sweep(given, varied, None if trials is None else int(trials))
+    run_sweep(given, varied, count)
     return 0
 
 
@@ -212,8 +215,9 @@ def data_show(args: argparse.Namespace) -> int:
     given = _given(args)
     given.pop("action")
     examples, as_json = given.pop("examples"), given.pop("json")
-    if not examples.isdecimal():
-        raise WgradError(f"--examples: expected a whole number, 0 or more, got {examples!r}")
+    count = whole_number(examples)
+    if count is None:
+        raise WgradError(f"--examples: expected a whole number, 0 or more, got {short(examples)}")
     if "data" in given:
         raise WgradError("--data: the file is named without it: wgrad data show FILE")
     config = resolve_options(given | {"data": given.pop("file")})
@@ -223,7 +227,7 @@ def data_show(args: argparse.Namespace) -> int:
     from wgrad.train.commands.data_show import run_data_show
 
     with naming_sources(given):
-        return run_data_show(config, int(examples), as_json)
+        return run_data_show(config, count, as_json)
 
 
 def devices(args: argparse.Namespace) -> int:

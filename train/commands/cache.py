@@ -29,7 +29,7 @@ class _Kind(NamedTuple):
     def total(self) -> str:
         """Return the number of entries and their size. Links to the user's files do not count."""
         entries = self.entries()
-        files = [path for entry in entries for path in (entry.iterdir() if entry.is_dir() else [entry])]
+        files = [path for entry in entries for path in _files(entry)]
         return f"{len(entries)} {self.one if len(entries) == 1 else self.many}, {size(sum(map(_nbytes, files)))}"
 
     def clear(self) -> None:
@@ -42,6 +42,13 @@ class _Kind(NamedTuple):
                         shutil.rmtree(path)
                     else:
                         path.unlink()
+
+
+def _files(entry: Path) -> list[Path]:
+    """Return the files of an entry; none if another process has removed it."""
+    with suppress(FileNotFoundError):
+        return list(entry.iterdir()) if entry.is_dir() else [entry]
+    return []
 
 
 def _nbytes(path: Path) -> int:

@@ -9,12 +9,12 @@ import yaml
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
+from wgrad.device.shown import short
 from wgrad.train.files.decode import read_json, read_yaml
 from wgrad.train.files.input_files import exists
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.foreign_config import find_tool, import_config
 from wgrad.train.options.import_options import ImportOptions
-from wgrad.train.options.options import short
 from wgrad.train.terminal.output import Output, say
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import secrets
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
+
+import msgspec
 
 import wgrad
 from wgrad.autograd.diagnosis import findings, notes
@@ -41,6 +45,13 @@ _TRACING = {"WGRAD_HIP_SYNC": "trace"}
 _MOST_LAUNCHES = 20  # launches kept of a case whose result is wrong
 
 
+class _Said(msgspec.Struct):
+    """A line of a part's process."""
+
+    set: dict[str, Any] = {}
+    add: tuple[str, Any] | None = None
+
+
 @dataclass
 class _Report:
     """The report file. contents: its contents at the next save."""
@@ -57,21 +68,22 @@ class _Report:
 
 def _text(contents: Mapping[str, Any]) -> str:
     """Return JSON with one line for each row of a table, and for each list of numbers."""
-    rows = list[str]()
+    rows, mark = dict[str, str](), secrets.token_hex(8)  # a driver's text may hold anything, but not this
+
+    def row(value: Any) -> str:
+        name = f"{mark}{len(rows)}"
+        rows[f'"{name}"'] = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        return name
 
     def marked(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: marked(part) for name, part in value.items()}
-        if isinstance(value, list) and not any(isinstance(part, dict | list) for part in value):
-            rows.append(json.dumps(value, allow_nan=False, ensure_ascii=False))
-            return f"\0{len(rows) - 1}\0"
-        if isinstance(value, list):
-            rows.extend(json.dumps(part, allow_nan=False, ensure_ascii=False) for part in value)
-            return [f"\0{number}\0" for number in range(len(rows) - len(value), len(rows))]
-        return value
+        if isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
+            return [row(part) for part in value]
+        return row(value) if isinstance(value, list) else value
 
-    parts = json.dumps(marked(contents), indent=1, allow_nan=False, ensure_ascii=False).split('"\\u0000')
-    return parts[0] + "".join(rows[int(p.partition("\\")[0])] + p.partition('\\u0000"')[2] for p in parts[1:]) + "\n"
+    text = json.dumps(marked(contents), indent=1, allow_nan=False, ensure_ascii=False)
+    return re.sub(rf'"{mark}\d+"', lambda found: rows[found[0]], text) + "\n"
 
 
 def run_report(spec: str, out: str, size: str) -> int:
@@ -202,14 +214,14 @@ def _run_process(
 def take(part: dict[str, Any], line: str) -> None:
     """Add a line of a part's process to the report: {"set": {...}} or {"add": [name of a list, row]}."""
     try:
-        said = json.loads(line)
-    except ValueError:
+        said = msgspec.json.decode(line, type=_Said)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return  # printed by a driver
-    if isinstance(said, dict):
-        part.update(said.get("set") or {})
-        if "add" in said:
-            name, row = said["add"]
-            part.setdefault(name, []).append(row)
+    part.update(said.set)
+    if said.add is not None:
+        name, row = said.add
+        if isinstance(rows := part.setdefault(name, []), list):
+            rows.append(row)
 
 
 def _in_words(name: str, part: Mapping[str, Any]) -> str:

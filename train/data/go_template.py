@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from wgrad.device.whole_numbers import whole_number
+
 _ACTION = re.compile(r"\{\{((?:\"(?:\\.|[^\"\\])*\"|(?!\}\}).)*)\}\}", re.DOTALL)
 _TOKEN = re.compile(r"\s*(\"(?:\\.|[^\"\\])*\"|:=|[(),]|[^\s(),:]+)")
 _FIELD = re.compile(r"(\$\w*)?((?:\.\w*)*)")
@@ -160,8 +162,8 @@ def _operand(tokens: list[str], scope: _Scope) -> Any:
         return value
     if token.startswith('"'):
         return _unquoted(token)
-    if token.isdecimal():
-        return int(token)
+    if (number := whole_number(token)) is not None:
+        return number
     field = _FIELD.fullmatch(token)
     if not field or not token:
         raise GoTemplateError(f"cannot read {token!r}")

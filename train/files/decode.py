@@ -202,7 +202,7 @@ def convert(value: Any, kind: type[T], where: str, advice: str = FETCH) -> T:
 def _explain(message: str, value: Any, kind: Any) -> str:
     """Rewrite msgspec's message as key, rule and value."""
     problem, _, place = message.partition(" - at `$")
-    steps = [(name, index) for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place)]
+    steps = [(name, index) for name, index in re.findall(r"\.([\w-]+)|\[(\d+|\.\.\.)\]", place)]
     path, found, keys = "", value, list[Any]()
     for name, index in steps:
         key: Any = name or (int(index) if isinstance(found, list) else index)

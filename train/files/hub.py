@@ -52,7 +52,20 @@ def cached_model(hub_id: str, option: str = "--model") -> Path | None:
 def fetch_parts(hub_id: str, option: str, wanted: list[str]) -> Path:
     """Fetch those of these files that the model has, and return their folder. Raises WgradError."""
     with hub_errors(hub_id, option) as huggingface_hub:
+        _wait_for_answer(huggingface_hub, hub_id)
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=wanted, ignore_patterns=_UNWANTED))
+
+
+def _wait_for_answer(hub: Any, hub_id: str) -> None:
+    """Ask the hub about a model first, because `snapshot_download` asks the same without a limit of time.
+
+    Raises TimeoutError if it does not answer; any other trouble is left to `snapshot_download`, which has a cache.
+    """
+    try:
+        hub.HfApi().model_info(hub_id, timeout=ANSWER_SECONDS)
+    except Exception as error:  # of the network library of the hub's client, which depends on its version
+        if any("Timeout" in kind.__name__ for kind in type(error).__mro__):
+            raise TimeoutError(f"no answer in {ANSWER_SECONDS:.0f} s") from error
 
 
 def _fetch(hub_id: str, option: str, wanted: list[str]) -> Path:

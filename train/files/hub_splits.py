@@ -27,7 +27,7 @@ _WORDS = {
 }
 _DEFAULT, _PARTIAL = "default", "partial-"
 _LONGEST = 1 << 20  # characters of front matter: PyYAML reads some 300 kB a second
-_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)((?:\.\w+)+)")
+_SHARD = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})((?:\.\w+)+)")
 
 
 def files_of_split(
@@ -120,7 +120,7 @@ def missing_shards(names: Sequence[str]) -> bool:
         if part is None:
             return True
         groups.setdefault((part[1], part[3], part[4]), set()).add(int(part[2]))
-    return any(numbers != set(range(int(key[1]))) for key, numbers in groups.items())
+    return any(len(numbers) != int(key[1]) or max(numbers) >= int(key[1]) for key, numbers in groups.items())
 
 
 def _of_readme(data: Sequence[str], readme: str, config: str, where: str) -> dict[str, list[str]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import short
 from wgrad.train.data.json_text import decode_json_text
 from wgrad.train.data.thoughts import end_of_thought
 from wgrad.train.data.tokenizer import Tokenizer
@@ -12,7 +13,7 @@ from wgrad.train.files.input_files import read_input
 from wgrad.train.inference.guide import Grammars, json_grammar, regex_grammar
 from wgrad.train.inference.guided import Free, Guides
 from wgrad.train.options.generate_config import TextOptions
-from wgrad.train.options.options import is_json, short
+from wgrad.train.options.options import is_json
 
 _LARGEST = 4 << 20  # bytes of a schema
 

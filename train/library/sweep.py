@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import short
 from wgrad.train.library.finetune import Arguments, split_caller
 from wgrad.train.library.results import FinetuneResult, read_results
 from wgrad.train.library.signature import checked_names, takes
@@ -84,9 +85,9 @@ def sweep(**given: Any) -> SweepResult:
     options = checked_names(given, [f.name for f in fields(SweepArguments)], "sweep")
     vary, count = options.pop("vary", {}), options.pop("trials", None)
     if not isinstance(vary, Mapping) or not vary:
-        raise WgradError(f"--vary: must be a mapping such as {{'lora_r': [8, 16]}}; got {vary!r}"[:300])
+        raise WgradError(f"--vary: must be a mapping such as {{'lora_r': [8, 16]}}; got {short(vary)}")
     if count is not None and not (isinstance(count, int) and 1 <= count <= MOST):
-        raise WgradError(f"--trials: must be a whole number between 1 and {MOST}; got {count!r}")
+        raise WgradError(f"--trials: must be a whole number between 1 and {MOST}; got {short(count)}")
     caller = split_caller(options)
     rows = run_sweep(options, [vary_of(name, values) for name, values in vary.items()], count, caller)
     names = [f.name for f in fields(Trial) if f.name != "folder"]

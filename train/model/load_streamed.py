@@ -10,7 +10,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,8 @@ def _read(path: Path, layers: Sequence[Layer], device: Device, remarks: list[str
     except WgradError as error:
         remarks.append(f"{error}: the weights are quantized again")
         return False
-    os.utime(path)  # `_make_room` removes the least recently used
+    with suppress(FileNotFoundError):  # removed meanwhile
+        os.utime(path)  # `_make_room` removes the least recently used
     return True
 
 
@@ -233,14 +234,23 @@ def _write(path: Path, layers: Sequence[Layer], device: Device, remarks: list[st
 
 def cached_files() -> list[Path]:
     """Return the cached files, most recently used first."""
-    folder = cached_weights()
-    return sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = [(state, path) for path in cached_weights().glob(f"*{SUFFIX}") if (state := _state(path)) is not None]
+    return [path for _, path in sorted(found, key=lambda one: one[0].st_mtime, reverse=True)]
+
+
+def _state(path: Path) -> os.stat_result | None:
+    """Return the state of a cached file, or None if another process has removed it."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _make_room(nbytes: int) -> None:
     """Remove the least recently used files until a file of `nbytes` fits into MOST_BYTES."""
     total = nbytes
     for path in cached_files():
-        total += path.stat().st_size
+        state = _state(path)
+        total += 0 if state is None else state.st_size
         if total > MOST_BYTES:
-            path.unlink()
+            path.unlink(missing_ok=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from wgrad.device.whole_numbers import whole_number
 from wgrad.train.options.finetune_config import DEVICE_HELP
 from wgrad.train.options.options import NOT_NEGATIVE, Options, Rule, option
 
 AUTO_SIZE = "auto"
 _SIZES: Rule = (
     "must be three sizes from 1 to 4294967295, as in 2048x8192x2048",
-    lambda v: re.fullmatch(r"[0-9]+(x[0-9]+){2}", v) is not None and all(0 < int(n) < 2**32 for n in v.split("x")),
+    lambda v: v.count("x") == 2 and all(0 < (whole_number(n) or 0) < 2**32 for n in v.split("x")),
 )
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import short
 from wgrad.train.options.choices import REPORTERS, TEMPLATES, Schedule
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.foreign_data import Left, data_set, data_sets, test_data
 from wgrad.train.options.objectives import OBJECTIVES
 from wgrad.train.options.option_names import name_here
-from wgrad.train.options.options import short
 from wgrad.train.options.unused_options import unused_options
 
 TOOLS = ("axolotl", "llama-factory", "trl")

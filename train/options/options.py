@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import short
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.former_names import current_name
 from wgrad.train.options.option_names import did_you_mean
@@ -158,9 +159,9 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     if isinstance(value, os.PathLike):
         given = value = os.fspath(value)
     if field.metadata["metavar"] == "SIZE" and type(value) is int:
-        given = str(value)
+        given = short(value)
     if field.metadata["pairs"] and isinstance(value, Mapping):
-        given = tuple(f"{name}={part or ''}" for name, part in value.items())
+        given = tuple(f"{name}={short(part) if isinstance(part, int) else part or ''}" for name, part in value.items())
     elif field.metadata["json"] and isinstance(value, Mapping):
         given = value = _as_json(value, flag(field.name))
     elif is_repeated and (value is None or isinstance(value, str)):
@@ -232,12 +233,6 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
         raise WgradError(f"{flag(field.name)}: must be at most {_LARGEST:,}; got {short(value)}")
 
 
-def short(value: Any) -> str:
-    """Return a value as Python writes it, on one line of limited length."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}...{text[-10:]}"
-
-
 def show(value: Any) -> str:
     """Return a value for people."""
     if value is None:
@@ -246,4 +241,6 @@ def show(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return " ".join(map(show, value))
+    if isinstance(value, int):
+        return short(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import short
+from wgrad.device.whole_numbers import whole_number
 from wgrad.train.files.input_files import exists, expand_path
 from wgrad.train.options.choices import AUTO
 from wgrad.train.options.config_yaml import read_config_file
@@ -38,7 +40,7 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
     given = dict(given)
     for name in ("target_modules", "lr_sweep", "report_to"):
         if isinstance(given.get(name), list):  # "a,b" and "a b" and "a, b"
-            given[name] = " ".join(map(str, given[name]))
+            given[name] = " ".join(one if isinstance(one, str) else short(one) for one in given[name])
     path = given.pop("config", None)
     of_file = read_config_file(expand_path(path, "--config")) if path else {}
     values = of_file | given
@@ -115,8 +117,8 @@ _CUT = ("batch_size", "gradient_accumulation_steps")
 
 def _rows(values: Mapping[str, Any]) -> int | None:
     """Return the sequences of a step; None: they are not given as numbers."""
-    sizes = [str(values.get(name)) for name in _CUT]
-    return int(sizes[0]) * int(sizes[1]) if all(map(str.isdecimal, sizes)) else None
+    rows, accumulated = (whole_number(str(values.get(name))) for name in _CUT)
+    return None if rows is None or accumulated is None else rows * accumulated
 
 
 def _saved(values: dict[str, Any]) -> dict[str, Any]:

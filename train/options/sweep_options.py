@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import short
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.former_names import current_name
 from wgrad.train.options.option_names import option_hint
@@ -44,10 +45,12 @@ class Vary:
 
 def vary_of(name: str, given: Any) -> Vary:
     """Convert an option and its values as Python gives them: a list, or text as for `read_vary`. Raises WgradError."""
+    if not isinstance(name, str):
+        raise WgradError(f"--vary: an option is named by text; got {short(name)}: for example 'lora_r'")
     if isinstance(given, str):
         return read_vary(f"{name}={given}")
     if not isinstance(given, (list, tuple, set, range)) or not given:
-        raise WgradError(f"--vary: {name}: must be a list of values, or text such as '1e-5..1e-3'; got {given!r}"[:300])
+        raise WgradError(f"--vary: {name}: must be a list of values, or text such as '1e-5..1e-3'; got {short(given)}")
     name = _name_of(name)
     return Vary(name, tuple(dict.fromkeys(_value(name, value) for value in given)))
 

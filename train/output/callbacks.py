@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import short
 from wgrad.train.options.option_names import did_you_mean
 
 
@@ -128,7 +129,7 @@ class Callbacks:
 
     def __init__(self, given: Iterable[Callback | Callable[[StepReport], Any]] = ()) -> None:
         if not isinstance(given, Iterable):
-            raise WgradError(f"callbacks: must be a list of callbacks; got {given!r}: put it into a list")
+            raise WgradError(f"callbacks: must be a list of callbacks; got {short(given)}: put it into a list")
         self._callbacks = [_as_callback(one) for one in given]
         self._listeners: list[Callback] = []
         self.stop = False  # whether one has asked to end the run
@@ -162,7 +163,7 @@ class Callbacks:
             if not number or not 0 <= given <= sys.float_info.max:
                 raise WgradError(
                     f"callbacks: {type(one).__name__}.on_learning_rate: must return a number, 0 or more, or None; got "
-                    f"{given!r} for step {step}"
+                    f"{short(given)} for step {step}"
                 )
             lr = float(given)
         return lr
@@ -193,8 +194,8 @@ class _StepFunction(Callback):
 def _as_callback(given: Any) -> Callback:
     if isinstance(given, type):
         raise WgradError(
-            f"callbacks: must be wgrad.Callback objects or functions of a step's report; got {given!r}: call it, to "
-            "make one"
+            f"callbacks: must be wgrad.Callback objects or functions of a step's report; got {short(given)}: call it, "
+            "to make one"
         )
     told = [name for name in dir(given) if name.startswith("on_")]
     if isinstance(given, Callback):
@@ -210,7 +211,7 @@ def _as_callback(given: Any) -> Callback:
         _check_call(given, "a function of a step's report")
         return _StepFunction(given)
     raise WgradError(
-        f"callbacks: must be wgrad.Callback objects or functions of a step's report; got {given!r}: leave it out"
+        f"callbacks: must be wgrad.Callback objects or functions of a step's report; got {short(given)}: leave it out"
     )
 
 

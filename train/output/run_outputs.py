@@ -5,9 +5,6 @@ If the first rank is lost, the next one takes over the folder's lock, the metric
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +12,7 @@ from types import TracebackType
 
 from rich.console import Console
 
-from wgrad.device.files import make_folder, writing
+from wgrad.device.files import make_folder, own_file, writing
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
 from wgrad.train.output.callbacks import Callback, StepReport
 from wgrad.train.output.metrics import RecordsFile
@@ -26,15 +23,6 @@ from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
 LOGS = "ranks"
-
-
-def _own_file(path: str, flags: int) -> int:
-    """Open a file for writing. OSError: it is no regular file, or a link to one."""
-    number = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-    return number
 
 
 class RunOutputs:
@@ -73,7 +61,7 @@ class RunOutputs:
         """Open OUT/ranks/rank-N.log, to which each start appends."""
         path = make_folder(Path(self.folder.path) / LOGS) / f"rank-{self.world.me.number}.log"
         with writing(path):
-            file = self._held.enter_context(open(path, "a", encoding="utf-8", buffering=1, opener=_own_file))
+            file = self._held.enter_context(open(path, "a", encoding="utf-8", buffering=1, opener=own_file))
         return Console(file=file, highlight=False)
 
     def after_loss(self, lost: list[Member], promoted: bool) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def rates_of(device: Device, compute: str) -> Rates | None:
     if device.dry_run() is None or device.facts.get("type") in ("CPU", "elsewhere"):
         return None
     what = f"{device.description}; {compute}; {device.fastest_compute}; {_FORMAT}"
-    file = cache_folder("rates") / f"step-{hashlib.sha256(what.encode()).hexdigest()[:32]}.json"
+    file = _file(what)
     with suppress(OSError, ValueError, TypeError, RecursionError):
         kept = Rates(**json.loads(read_kept(file, _MOST_BYTES)))
         if all(isinstance(rate, float) and 0 < rate <= _MOST_RATE for rate in asdict(kept).values()):
@@ -56,6 +57,11 @@ def rates_of(device: Device, compute: str) -> Rates | None:
     with suppress(OSError):  # else it is measured again next time
         keep(file, json.dumps(asdict(found)).encode())
     return found
+
+
+def _file(what: str) -> Path:
+    """Return the file of the cache for the rates of a device and dtype."""
+    return cache_folder("rates") / f"step-{hashlib.sha256(what.encode()).hexdigest()[:32]}.json"
 
 
 def _measured(device: Any, dtype: np.dtype) -> Rates:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.device.whole_numbers import whole_number
 
 SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
 
@@ -37,7 +38,8 @@ def device_of_rank(spec: str, rank: int, size: int, devices: Callable[[], Sequen
     prefix = "hip:" if kind == "hip" else "wgpu:"
     cards = [d for d in devices() if d["spec"].startswith(prefix) and d["usable"] and d.get("type") != SOFTWARE]
     if part:
-        cards = [d for d in cards if d["spec"] == spec or (not part.isdigit() and part.lower() in d["name"].lower())]
+        named = whole_number(part) is None
+        cards = [d for d in cards if d["spec"] == spec or (named and part.lower() in d["name"].lower())]
     if not cards:  # a software driver, or NumPy: both use the CPU, which ranks may share
         return spec
     if len(cards) < size:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.device.whole_numbers import whole_number
 from wgrad.train.ranks import keeper
 from wgrad.train.ranks.world import RankFailure, World
 
@@ -29,7 +30,7 @@ INSTALL = "pip install 'wgrad[mpi]', or mpi4py for the installed MPI"
 
 def ranks_started(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many processes a launcher has started, including this one; 1 without a launcher."""
-    return max((int(environment[name]) for name in _SIZES if environment.get(name, "").isdecimal()), default=1)
+    return max((whole_number(environment.get(name, "")) or 1 for name in _SIZES), default=1)
 
 
 @contextmanager
@@ -70,8 +71,8 @@ def _kept(started: int) -> Iterator[Callable[[], None]]:
         finally:
             faulthandler.cancel_dump_traceback_later()
         return
-    here = next((os.environ[name] for name in _LOCAL_SIZES if os.environ.get(name, "").isdecimal()), "1")
-    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()), "0")
+    here = next((os.environ[name] for name in _LOCAL_SIZES if whole_number(os.environ.get(name, "")) is not None), "1")
+    rank = next((os.environ[name] for name in _RANKS if whole_number(os.environ.get(name, "")) is not None), "0")
     host, _, launcher = os.environ.get(LAUNCHER, "").rpartition(" ")
     arguments = [rank, here, str(started), str(START_LIMIT), *([launcher] if host == socket.gethostname() else [])]
     command = [sys.executable, "-I", "-S", keeper.__file__, *arguments]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from wgrad.device.errors import DeviceError, DeviceLost, UnusableResult, WgradError
 from wgrad.device.files import make_folder, write_json
@@ -27,6 +28,14 @@ TRIALS_FILE, FORMAT = "trials.json", 1
 # Options that change what the held-out loss measures.
 _OF_THE_MEASURE = ("data", "eval_data", "eval_fraction", "eval_tokens", "seed", "max_length", "loss_on", "objective",
                    "beta", "label_smoothing", "chat_template", "columns")  # fmt: skip
+
+
+class _Results(msgspec.Struct):
+    """The part of a trial's results.json that the table shows."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    held_out_loss_after: float | None = None
 
 
 def run_sweep(
@@ -107,10 +116,9 @@ def _try(config: dict[str, Any], number: int, of: int, caller: PythonCaller) -> 
             return found | {"error": str(error)}
         finally:
             gc.collect()  # free the device's memory
-    results = read_json(folder / RESULTS_FILE, dict[str, Any], "--out")
-    loss = results.get("held_out_loss_after")
-    kept = {name: results.get(name) for name in ("steps", "seconds")}
-    return found | kept | {"held_out_loss": loss if isinstance(loss, float) and math.isfinite(loss) else None}
+    results = read_json(folder / RESULTS_FILE, _Results, "--out", f"remove {folder}: the trial then runs again")
+    kept = {"steps": results.steps, "seconds": results.seconds}
+    return found | kept | {"held_out_loss": results.held_out_loss_after}
 
 
 def _compared_options(base: RunOptions) -> dict[str, Any]:

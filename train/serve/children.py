@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from wgrad.device.errors import WgradError
+from wgrad.train.files.input_files import open_input
 
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.commands.cli import main; sys.exit(main(sys.argv[1:]))"
 # Ends the command when the process at the other end of its standard input ends, for any reason.
@@ -123,12 +124,12 @@ class Command:
 
 
 def tail_of(path: Path, most: int) -> str:
-    """Return at most the last `most` bytes of a text file that a process writes; "" if it does not exist."""
+    """Return at most the last `most` bytes of a text file that a process writes; "" if there is no such file."""
     try:
-        with open(path, "rb") as file:
+        with open_input(path, "RUN") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - most))
             text = file.read(most).decode("utf-8", "replace")
-    except OSError:
+    except (OSError, WgradError):
         return ""
     return text.partition("\n")[2] if size > most else text

@@ -39,6 +39,16 @@ class Connection(H11Protocol):
         if self.transport.is_closing() and self._untaken is None:
             self._untaken = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse malformed bytes and close. An answer to an earlier request, begun or not, has nobody to go to."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def _comes(self) -> bool:
         """Return whether a request is still arriving."""
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)

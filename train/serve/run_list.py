@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.device.files import make_folder, writing
+from wgrad.device.files import make_folder, own_file, writing
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.model.adapter_files import CONFIG_FILE as ADAPTER_CONFIG
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
@@ -38,7 +38,7 @@ _SIGNS = (CONFIG_FILE, METRICS_FILE, LOG_FILE, HOLDER_FILE, SWEEP_FILE)
 _TOLD_BY = (LOG_FILE, METRICS_FILE, RESULTS_FILE, SWEEP_FILE, CONFIG_FILE, ADAPTER_CONFIG, "checkpoints", "config.json")
 _LOG_BYTES, _METRICS_BYTES = 1 << 15, 1 << 13
 _LONGEST_LINE = 200
-_STEP = re.compile(r"^step (\d+)/(\d+)\b(?:.*\bleft (\S+))?", re.MULTILINE)
+_STEP = re.compile(r"^step (\d{1,15})/(\d{1,15})\b(?:.*\bleft (\S+))?", re.MULTILINE | re.ASCII)
 
 
 class RunList:
@@ -138,7 +138,7 @@ class RunList:
             if path.exists() and self.state(path)["state"] == "running":
                 raise WgradError(f"--out: the run in {path} goes on already: stop it, or choose another folder")
             make_folder(path)
-            with writing(path), open(path / LOG_FILE, "ab") as log:
+            with writing(path), open(path / LOG_FILE, "ab", opener=own_file) as log:
                 log.write(f"$ wgrad {shlex.join(words)}\n".encode("utf-8", "backslashreplace"))
                 log.flush()
                 environment = {**os.environ, "PYTHONUTF8": "1"}

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from wgrad.device.cache import cache_folder
 from wgrad.device.errors import DeviceError
+from wgrad.device.whole_numbers import whole_number
 from wgrad.wgsl.runtime import adapter_check, cooperative_shapes, matrix_units, native, vulkan_memory
 
 # OpenGL is left out: its compute limits are unreliable, and every GPU that has it has another backend too.
@@ -171,7 +172,7 @@ def choose(spec: str | None) -> Any:
     if named:
         raise DeviceError(_shortage(named[0]))
     for crash in crashes:
-        if spec == str(crash.index) or (not spec.isdigit() and spec.lower() in crash.name.lower()):
+        if spec == str(crash.index) or (whole_number(spec) is None and spec.lower() in crash.name.lower()):
             raise DeviceError(f"device 'wgpu:{spec}': {crash.name} {crash.reason}: update its driver")
     names = ", ".join(f"{i}: {a.info['device']}" for i, a in adapters.items())
     raise DeviceError(f"device 'wgpu:{spec}' matches no adapter; there are {names}")
@@ -179,8 +180,8 @@ def choose(spec: str | None) -> Any:
 
 def _named(adapters: Mapping[int, Any], spec: str) -> list[Any]:
     """Return the adapters that a spec may mean, best first."""
-    if spec.isdigit():
-        return [adapters[int(spec)]] if int(spec) in adapters else []
+    if (index := whole_number(spec)) is not None:
+        return [adapters[index]] if index in adapters else []
     return [adapter for adapter in adapters.values() if spec.lower() in adapter.info["device"].lower()]
 
 

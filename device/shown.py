@@ -1,0 +1,17 @@
+"""Values of users in errors."""
+
+from __future__ import annotations
+
+_MOST = 80
+
+
+def short(value: object) -> str:
+    """Return a value as Python writes it, on one line of limited length.
+
+    Python refuses to write whole numbers of more than 4,300 digits, and a user's __repr__ may raise anything.
+    """
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= _MOST else f"{text[:60]}...{text[-10:]}"

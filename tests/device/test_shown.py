@@ -1,0 +1,29 @@
+"""Values of users in errors, and whole numbers of users in texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from wgrad.device.shown import short
+from wgrad.device.whole_numbers import whole_number
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def test_any_value_is_shown_on_one_short_line() -> None:
+    assert short("a\nb") == r"'a\nb'" and short(10**18) == str(10**18)
+    assert short(10**5000) == "a number of 16610 bits" and short(-(10**5000)) == "a number of 16610 bits"
+    assert short([10**5000]) == "a list" and short(Broken()) == "a Broken"
+    assert short("x" * 200) == "'" + "x" * 59 + "..." + "x" * 9 + "'"
+
+
+@pytest.mark.parametrize("text", ["", "-1", "²", "١", "1 ", "1_0", "9" * 19, "9" * 5000])
+def test_no_whole_number(text: str) -> None:
+    assert whole_number(text) is None
+
+
+def test_whole_numbers() -> None:
+    assert [whole_number(text) for text in ("0", "007", "9" * 18)] == [0, 7, 10**18 - 1]
