@@ -187,6 +187,19 @@ def test_a_prompt_that_is_always_written_may_open_a_thought() -> None:
         assert spoken(source, [TURNS[0], *answers]) == [f"{text}<E>" for text in said]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "header"),
+    [("END<A>\n", "<A>\n"), ("END<A>\n<think>\n", "<A>\n"), (" END A:", "A:"), ("END<A>", "")],
+)
+def test_a_prompt_within_the_loop_that_ends_the_question_in_another_way(prompt: str, header: str) -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '<U>' + m.content }}"
+        f"{{% if loop.last and add_generation_prompt %}}{prompt}{{% else %}}<STOP>{{% endif %}}"
+        f"{{% else %}}{header}{{{{ m.content + '<E>' }}}}{{% endif %}}{{% endfor %}}"
+    )
+    assert spoken(source) == ["He that hears.<E>", "None.<E>"]
+
+
 def test_a_part_that_another_turn_has_too_is_left_out_all_the_same() -> None:
     source = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.left_out import left_out
+from wgrad.train.data.loop_spans import Shape, end_that_begins, spans_by_loop, whole_tags
 from wgrad.train.data.template_forms import REASONING, TemplateForms, in_form, other_part, with_arguments
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.template_spans import THOUGHT, checked_turns, filled_parts
@@ -56,23 +57,6 @@ class _Rendered:
         return found
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """How a template writes a turn of the assistant.
-
-    header: the text that begins each turn, and that a generation prompt also gives; it never counts for the loss.
-    end: the text that ends a turn, whether others follow or not.
-    is_told: the template's loop writes each turn while it is at that message.
-    unasked: the generation prompt if the template writes it after every conversation, else empty.
-    """
-
-    header: str
-    end: str
-    bos: str
-    is_told: bool
-    unasked: str = ""
-
-
 class ChatTemplate:
     """The templates of a tokenizer.
 
@@ -92,7 +76,7 @@ class ChatTemplate:
         self._strict = strict
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self.special_tokens = dict(special_tokens)
-        self._shapes: dict[tuple[str, bool], _Shape] = {}
+        self._shapes: dict[tuple[str, bool], Shape] = {}
         self._forms: dict[str, TemplateForms] = {}
         shared_process().compile(self._source(None))
 
@@ -257,7 +241,10 @@ class ChatTemplate:
         shape = self._shape(conversation)
 
         def by_loop(turn: int) -> list[Span]:
-            return _spans_by_loop(whole, turn, turn == last, shape) if whole.messages and shape.is_told else []
+            if not whole.messages or not shape.is_told:
+                return []
+            text, behind = whole.text.removesuffix(shape.unasked), whole.messages[-1][1]
+            return spans_by_loop(text, whole.places.get(turn, ()), behind, turn == 0, turn == last, shape)
 
         # In a long conversation only some turns are checked by prefixes; the loop must find the same spans for those.
         checked = set(checked_turns(turns, last + 1))
@@ -277,7 +264,7 @@ class ChatTemplate:
             spans.append((turn, found))
         return spans
 
-    def _shape(self, conversation: Conversation) -> _Shape:
+    def _shape(self, conversation: Conversation) -> Shape:
         """Return how this template writes a turn of the assistant."""
         parts = any(isinstance(m.get("content"), list) for m in conversation.messages)
         key = (self._source(conversation.tools), parts)
@@ -285,7 +272,7 @@ class ChatTemplate:
             self._shapes[key] = self._find_shape(parts, conversation.tools)
         return self._shapes[key]
 
-    def _find_shape(self, parts: bool, tools: Any) -> _Shape:
+    def _find_shape(self, parts: bool, tools: Any) -> Shape:
         """Find the shape of a turn from a short conversation with two answers. The prompt of the last turn may have
         more than those before it (an empty thought), which counts for the loss."""
         bos = self.special_tokens.get("bos_token", "")
@@ -301,7 +288,7 @@ class ChatTemplate:
             once = self._ask(Conversation([asks[0], answers[0]], tools), False, [])
             both = self._ask(Conversation([asks[0], answers[0], asks[1], answers[1]], tools), False, [])
         except MessagesRefused:
-            return _Shape("", "", bos, True)
+            return Shape("", "", bos, True)
         prompt, unasked = _tail(asked), ""
         begun, said = _tail(once), next((both.text[a:b] for a, b in both.places.get(1, ())), "")
         opening = begun.split(THOUGHT)[0].strip()
@@ -309,10 +296,11 @@ class ChatTemplate:
             unasked = begun
         elif not prompt or prompt == _tail(plain):  # written within the loop, if anywhere
             prompt = asked.text[len(commonprefix([asked.text, plain.text])) :]
-        is_told = True
+        is_told, given, answered = True, prompt.split(THOUGHT)[0], []
         for start, end, number in both.messages or []:
             text = both.text[start:end]
             if number in (1, 3):
+                answered.append(text)
                 prompt = max(commonprefix([prompt, text]), commonprefix([prompt, text.lstrip()]), key=len)
             own = (asks, answers)[number % 2][number // 2]["content"]
             words = own if isinstance(own, str) else own[0]["text"]
@@ -320,8 +308,9 @@ class ChatTemplate:
         texts = (once.text.removesuffix(unasked), both.text)
         ends = [text.partition("\u2042That0.")[2] for text in texts]
         # A thought counts from its opening tag on, even if the prompt opens it; an incomplete tag belongs to the turn.
-        ended = _whole_tags(commonprefix(ends)).rstrip(" ")
-        return _Shape(_whole_tags(prompt.split(THOUGHT)[0]), ended, bos, is_told, unasked)
+        header = whole_tags(prompt.split(THOUGHT)[0]) or end_that_begins(given, answered)
+        ended = whole_tags(commonprefix(ends)).rstrip(" ")
+        return Shape(header, ended, bos, is_told, unasked)
 
 
 def _shown(role: str) -> str:
@@ -344,55 +333,6 @@ def _owner(place: int, ranges: list[tuple[int, int, int]] | None, last: int) -> 
     if place >= ranges[-1][1]:
         return last
     return next((number for start, end, number in ranges if start <= place < end), None)
-
-
-def _spans_by_loop(whole: _Rendered, turn: int, is_last: bool, shape: _Shape) -> list[Span]:
-    """Return the spans of a turn from the passes through the template's loop; empty if none was at this turn."""
-    assert whole.messages is not None
-    text = whole.text.removesuffix(shape.unasked)
-    behind = whole.messages[-1][1]
-    spans = list(whole.places.get(turn, ()))
-    if not spans and is_last and text[behind:].strip():
-        spans = [(behind, len(text))]  # the last turn is written outside the loop
-    if not spans:
-        return []
-    start, end = spans[0]
-    spans[0] = (start + _given(text[start:end], turn == 0, shape.header, shape.bos), end)
-    start, end = spans[-1]
-    if is_last and end == behind and text[behind:].strip():
-        end = len(text)
-    end = start + len(text[start:end].rstrip(" "))
-    spans[-1] = (start, end + _still_to_come(text, end, shape.end))
-    return [(a, b) for a, b in spans if a < b]
-
-
-def _still_to_come(text: str, at: int, end: str) -> int:
-    """Return how many characters after `at` are the rest of `end`, which the next turn writes."""
-    for size in range(len(end), -1, -1):
-        if text.endswith(end[:size], 0, at) and text.startswith(end[size:], at):
-            return len(end) - size
-    return 0
-
-
-def _whole_tags(text: str) -> str:
-    """Remove an incomplete tag from the end of a text."""
-    for opening, closing in ("<>", "[]"):
-        if text.rfind(opening) > text.rfind(closing):
-            text = text[: text.rfind(opening)]
-    return text
-
-
-def _given(text: str, opens: bool, header: str, bos: str) -> int:
-    """Return how many characters at the start of a turn were not written by the assistant. opens: the turn is the
-    first, so its text may include what the template writes before all turns (bos, a default system prompt)."""
-    if header and opens and header in text:
-        return text.index(header) + len(header)
-    blanks = len(text) - len(text.lstrip())
-    for place in (0, blanks):
-        for wanted in (header, header.rstrip()):  # a turn may have nothing after the header, not even a newline
-            if wanted and text.startswith(wanted, place):
-                return place + len(wanted)
-    return len(bos) if opens and bos and text.startswith(bos) else 0
 
 
 def _tail(rendered: _Rendered) -> str:
