@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pages import Row, table
 
-ARCHITECTURES = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
+ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 LATENCIES = ("300", "600", "1200")
 WAVES = ("1", "2", "4")
 # The published attention forward for MI300X of this design, counted and modeled by the same tool.

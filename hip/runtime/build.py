@@ -2,12 +2,12 @@
 
     python -m wgrad.hip.runtime.build [--arch gfx942] [--only gemm] [--all] [--check] [--jobs 2]
 
-Needs clang 19, and clang 22 for gfx950, each with its lld (Debian: apt-get install clang-19 lld-19 clang-22 lld-22), no
-ROCm. An architecture whose compiler is not installed is named and left as it is; the others are built. $WGRAD_CLANG
-names one compiler for all. Objects that are up to date (same sources, same compiler) are not compiled again, unless
-with --all. --check writes nothing: it compiles everything and compares bytes where the installed compiler made the
-objects, else only the digests of the sources. Exit status: 0 all is done or matches, 1 some objects do not match, 2 a
-compiler was missing or failed.
+Needs clang 19, and clang 22 for gfx950, each with its lld (Debian: apt-get install clang-19 lld-19 clang-22 lld-22),
+no ROCm. An architecture whose compiler is not installed is named and left as it is; the others are built.
+$WGRAD_CLANG names one compiler for all. Objects that are up to date (same sources, same compiler) are not compiled
+again, unless with --all, nor are those whose sources differ in comments only. --check writes nothing: it compiles
+everything and compares bytes where the installed compiler made the objects, else only the digests of the sources.
+Exit status: 0 all is done or matches, 1 some objects do not match, 2 a compiler was missing or failed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from wgrad.hip.runtime.architectures import SHIPPED
 from wgrad.hip.runtime.objects import (
@@ -53,27 +53,50 @@ def compiler(architecture: str) -> str:
     return CLANG or _NEWER.get(architecture, "clang-19")
 
 
-def compile_source(source: Path, architecture: str, output: Path) -> list[str]:
-    """Compile a .hip file to an ELF code object; return the names of the headers that it includes.
+class Built(NamedTuple):
+    """A code object, the digest of what the preprocessor makes of its source, and the headers that it includes.
+
+    kept: It is the stored one, not compiled again.
+    """
+
+    image: bytes
+    text: str
+    headers: list[str]
+    kept: bool
+
+
+def _clang(source: Path, architecture: str, *options: str) -> str:
+    # The source's folder is left out of the command: no path of this machine gets into the file.
+    command = [compiler(architecture), *FLAGS, f"--offload-arch={architecture}", "-Wall", "-Werror", *include_flags()]
+    command += [source.name, *options]
+    done = subprocess.run(command, cwd=source.resolve().parent, capture_output=True, encoding="utf-8")
+    if done.returncode:
+        raise RuntimeError(f"{source.name} for {architecture}:\n{done.stderr[:8000]}")
+    return done.stdout
+
+
+def compile_source(source: Path, architecture: str, output: Path) -> None:
+    """Compile a .hip file to an ELF code object.
 
     Raises:
         FileNotFoundError: There is no such compiler.
         RuntimeError: It failed; the message is its own.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    target = f"--offload-arch={architecture}"
-    rule = output.with_name(f"{output.name}.d").resolve()
-    # clang 22 ignores -MF with these flags, so its front end is asked.
-    listed = ("-dependency-file", str(rule), "-MT", "object")
-    command = [compiler(architecture), *FLAGS, target, "-Wall", "-Werror", *(w for a in listed for w in ("-Xclang", a))]
-    # The source's folder is left out of the command: no path of this machine gets into the file.
-    command += [*include_flags(), source.name, "-o", str(output.resolve())]
-    done = subprocess.run(command, cwd=source.resolve().parent, capture_output=True, encoding="utf-8")
-    if done.returncode:
-        raise RuntimeError(f"{source.name} for {architecture}:\n{done.stderr[:8000]}")
-    words = rule.read_text(encoding="utf-8").replace("\\\n", " ").split()  # object: x.hip a.hpp b.hpp
-    rule.unlink()
-    return [Path(word).name for word in words[2:]]
+    _clang(source, architecture, "-o", str(output.resolve()))
+
+
+def preprocess(source: Path, architecture: str) -> tuple[str, list[str]]:
+    """Return the digest of the flags and a .hip file's text without comments, headers in place, and their names.
+
+    Raises:
+        As `compile_source`.
+    """
+    text = _clang(source, architecture, "-E", "-P", "-o", "-")
+    lines = (line.strip() for line in text.splitlines())
+    rule = _clang(source, architecture, "-E", "-MM", "-MT", "object", "-o", "-")
+    words = rule.replace("\\\n", " ").split()  # object: x.hip a.hpp b.hpp
+    return _sha("\n".join([*FLAGS, *filter(None, lines)]).encode()), [Path(word).name for word in words[2:]]
 
 
 def compiler_version(architecture: str) -> str:
@@ -98,16 +121,24 @@ def missing_compilers(architectures: Iterable[str]) -> list[str]:
     ]
 
 
-def compile_all(pairs: list[tuple[Path, str]], *, jobs: int = 0) -> dict[str, tuple[bytes, list[str]]]:
-    """Return {"gfx942/gemm.co": (code object, names of headers)} for every (source, architecture)."""
+def compile_all(
+    pairs: list[tuple[Path, str]], *, jobs: int = 0, stored: Callable[[str, str], bytes | None] | None = None
+) -> dict[str, Built]:
+    """Return {"gfx942/gemm.co": code object} for every (source, architecture).
 
-    def one(pair: tuple[Path, str]) -> tuple[str, tuple[bytes, list[str]]]:
+    stored: Returns a code object, by its name and its text's digest, that need not be compiled again.
+    """
+
+    def one(pair: tuple[Path, str]) -> tuple[str, Built]:
         source, architecture = pair
         name = f"{architecture}/{source.stem}.co"
+        text, included = preprocess(source, architecture)
+        if stored is not None and (image := stored(name, text)) is not None:
+            return name, Built(image, text, included, kept=True)
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / source.stem
-            included = compile_source(source, architecture, path)
-            return name, (path.read_bytes(), included)
+            compile_source(source, architecture, path)
+            return name, Built(path.read_bytes(), text, included, kept=False)
 
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         return dict(pool.map(one, pairs))
@@ -176,38 +207,46 @@ def build(
         for source, a in _pairs(architectures, "", root)
         if a in others or only in source.stem and (everything or f"{a}/{source.stem}.co" in names)
     ]
-    made = compile_all(pairs, jobs=jobs)
+
+    def stored(name: str, text: str) -> bytes | None:
+        path = folder / f"{name}.xz"
+        if everything or name.partition("/")[0] in others or note["texts"].get(name) != text or not path.is_file():
+            return None
+        image = read_object(path)
+        return image if _sha(image) == note["objects"].get(name) else None
+
+    made = compile_all(pairs, jobs=jobs, stored=stored)
     stems = {s.stem for s in sources(root)}
     gone = [path for path in folder.glob("*/*.co.xz") if path.name.partition(".")[0] not in stems]
     for path in gone:  # objects of sources that were removed
         path.unlink()
     written = []
-    for name, (image, _) in made.items():
-        path = folder / f"{name}.xz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(compress(image))
-        written.append(path)
-    if written or gone:
+    for name, built in made.items():
+        if not built.kept:
+            path = folder / f"{name}.xz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(compress(built.image))
+            written.append(path)
+    if made or gone:
         _write_manifest(folder, versions, made, root)
     return written
 
 
-def _write_manifest(
-    folder: Path, versions: dict[str, str], made: dict[str, tuple[bytes, list[str]]], root: Path
-) -> None:
+def _write_manifest(folder: Path, versions: dict[str, str], made: dict[str, Built], root: Path) -> None:
     old: dict[str, Any] = read_manifest(folder)
     kept = sorted(path.relative_to(folder).as_posix().removesuffix(".xz") for path in folder.glob("*/*.co.xz"))
     # A source's headers are those of all its architectures; of one that was not compiled now, those listed before.
     headers: dict[str, set[str]] = {}
     for name in kept:
         stem = PurePosixPath(name).stem
-        headers.setdefault(stem, set()).update(made[name][1] if name in made else old["headers"].get(stem, []))
+        headers.setdefault(stem, set()).update(made[name].headers if name in made else old["headers"].get(stem, []))
     digests = {stem: _digest(source_file(stem, root), sorted(found), root) for stem, found in headers.items()}
     note = {
         "compilers": {**old["compilers"], **versions},
         "headers": {stem: sorted(found) for stem, found in sorted(headers.items())},
         "sources": {n: digests[PurePosixPath(n).stem] if n in made else old["sources"].get(n, "") for n in kept},
-        "objects": {n: _sha(made[n][0]) if n in made else old["objects"].get(n, "") for n in kept},
+        "texts": {n: made[n].text if n in made else old["texts"].get(n, "") for n in kept},
+        "objects": {n: _sha(made[n].image) if n in made else old["objects"].get(n, "") for n in kept},
     }
     (folder / MANIFEST).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
@@ -215,7 +254,7 @@ def _write_manifest(
 def differing(folder: Path, pairs: list[tuple[Path, str]], *, jobs: int = 0) -> list[str]:
     """Return the names of the code objects that this compiler does not reproduce byte for byte."""
     fresh = compile_all(pairs, jobs=jobs)
-    return [name for name, (image, _) in fresh.items() if read_object(folder / f"{name}.xz") != image]
+    return [name for name, built in fresh.items() if read_object(folder / f"{name}.xz") != built.image]
 
 
 def check(folder: Path, architectures: list[str], only: str, *, jobs: int = 0) -> int:

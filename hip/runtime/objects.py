@@ -4,6 +4,7 @@ hip/objects/<architecture>/<file>.co.xz, and hip/objects/manifest.json, which `h
     {"compilers": {"gfx942": first line of clang's --version},
      "headers": {"gemm": [what it includes, as clang says]},
      "sources": {"gfx942/gemm.co": digest of clang's flags and of the texts of the source and its headers},
+     "texts": {"gfx942/gemm.co": digest of what the preprocessor makes of the source},
      "objects": {"gfx942/gemm.co": SHA-256 before compression}}
 $WGRAD_HIP_OBJECTS names another folder of this layout, where files may also be uncompressed (<file>.co).
 """
@@ -74,10 +75,10 @@ def objects_folder() -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a folder of code objects, or an empty one."""
+    """Return the manifest of a folder of code objects; what it lacks, or all of it where there is none, is empty."""
     path = folder / MANIFEST
-    empty: dict[str, Any] = {"compilers": {}, "headers": {}, "sources": {}, "objects": {}}
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else empty
+    empty: dict[str, Any] = {"compilers": {}, "headers": {}, "sources": {}, "texts": {}, "objects": {}}
+    return empty | (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})
 
 
 def compress(image: bytes) -> bytes:

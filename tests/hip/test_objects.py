@@ -156,6 +156,9 @@ def test_changes_are_seen(room: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         file.write("namespace gpu { using more = float; }\n")
     assert [line.partition(" ")[0] for line in wrong()] == ["gfx942/dropout.co"]
     build(objects, ["gfx942"], root=room)
+    with (room / "elements.hpp").open("a") as file:
+        file.write("\n// A comment: nothing is compiled.\n")
+    assert len(wrong()) == 1 and build(objects, ["gfx942"], root=room) == [] and wrong() == []
     path = objects / "gfx942" / "storage.co.xz"
     path.write_bytes(compress(read_object(path) + b"\0"))
     assert wrong() == ["gfx942/storage.co is not the file that was made"]
@@ -202,7 +205,7 @@ def test_an_architecture_without_its_compiler_is_named_and_left(
     monkeypatch.setattr("sys.argv", ["build", "--out", str(objects), *(w for a in both for w in ("--arch", a))])
     assert main() == 0 and outdated(objects, architectures=both) == []
     with (room / "storage.hip").open("a") as file:
-        file.write("// more\n")
+        file.write("namespace gpu { using more = float; }\n")
     monkeypatch.setattr(building, "_NEWER", {"gfx1100": "clang-99"})
     assert main() == 2
     said = capsys.readouterr().out
