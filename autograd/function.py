@@ -140,7 +140,7 @@ class Function(Generic[P, T]):
     def __call__(self, *args: P.args, **options: P.kwargs) -> T:
         """Run the forward, and record it on the tape. Without Tensors, an argument `device` must name the device."""
         given: dict[str, Any] = {**dict(zip(self._parameters, args)), **options}
-        _refuse_tuples(self.__name__, given)
+        _refuse_shapes(self.__name__, given)
         inputs = [part for name in self._parameters for part in _parts(given.get(name))]
         device = _device_of(self.__name__, inputs, given.get("device"))
         edges = [edge_of(x) if isinstance(x, Tensor) and is_recording() else None for x in inputs]
@@ -200,12 +200,12 @@ def with_backward(name: str, again: str = "") -> Callable[[Callable[Concatenate[
     return make
 
 
-def _refuse_tuples(name: str, given: dict[str, Any]) -> None:
+def _refuse_shapes(name: str, given: dict[str, Any]) -> None:
     for argument, value in given.items():
-        if type(value) is tuple and all(isinstance(n, int) for n in value):
+        if type(value) in (tuple, list) and value and all(isinstance(n, int) for n in value):
             raise WgradError(
                 f"{name}: {argument} must be a Tensor, got the shape {short(value)}; unlike in PyTorch no shape is "
-                "given, as the last axis is meant"
+                "given, as the last axis is meant, and a norm without weights takes wgrad.ones and wgrad.zeros"
             )
 
 

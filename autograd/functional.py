@@ -50,11 +50,13 @@ from wgrad.autograd.ops.routing import Groups, combine, route
 from wgrad.autograd.ops.short_conv import short_conv
 from wgrad.autograd.ops.ssd import ssd
 from wgrad.autograd.ops.torch_functions import (
+    binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cosine_similarity,
     dropout,
     elu,
     gelu,
+    huber_loss,
     l1_loss,
     leaky_relu,
     mse_loss,
@@ -62,19 +64,22 @@ from wgrad.autograd.ops.torch_functions import (
     normalize,
     one_hot,
     pad,
+    smooth_l1_loss,
 )
+from wgrad.autograd.ops.torch_layers import avg_pool2d, conv2d, max_pool2d, scaled_dot_product_attention
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 from wgrad.autograd.torch_names import instead_in_functional
 
 __all__ = [
-    "Groups", "LoraTerm", "Tensor", "abs", "add", "attention", "bias", "binary_cross_entropy_with_logits", "cast",
-    "cat", "causal_attention", "checkpoint", "combine", "cos", "cosine_similarity", "cross_entropy", "delta_rule",
-    "dora_scale", "dropout", "einsum", "elu", "embedding", "exp", "expm1", "geglu", "gelu", "gemm", "grouped_linear",
-    "l1_loss", "layer_norm", "leaky_relu", "linear", "linear_cross_entropy", "linear_quantized", "log", "log_odds",
-    "log_softmax", "mask", "matmul", "maximum", "minimum", "mse_loss", "mul", "nll_loss", "no_grad", "normalize",
-    "one_hot", "pad", "parameter", "relu", "rms_norm", "rms_norm_residual", "rope", "rope_split", "route", "scale",
-    "short_conv", "sigmoid", "silu", "sin", "softmax", "softplus", "sqrt", "ssd", "stack", "sum", "swiglu", "tanh",
-    "where",
+    "Groups", "LoraTerm", "Tensor", "abs", "add", "attention", "avg_pool2d", "bias", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "cast", "cat", "causal_attention", "checkpoint", "combine", "conv2d", "cos",
+    "cosine_similarity", "cross_entropy", "delta_rule", "dora_scale", "dropout", "einsum", "elu", "embedding", "exp",
+    "expm1", "geglu", "gelu", "gemm", "grouped_linear", "huber_loss", "l1_loss", "layer_norm", "leaky_relu", "linear",
+    "linear_cross_entropy", "linear_quantized", "log", "log_odds", "log_softmax", "mask", "matmul", "max_pool2d",
+    "maximum", "minimum", "mse_loss", "mul", "nll_loss", "no_grad", "normalize", "one_hot", "pad", "parameter",
+    "relu", "rms_norm", "rms_norm_residual", "rope", "rope_split", "route", "scale", "scaled_dot_product_attention",
+    "short_conv", "sigmoid", "silu", "sin", "smooth_l1_loss", "softmax", "softplus", "sqrt", "ssd", "stack", "sum",
+    "swiglu", "tanh", "where",
 ]  # fmt: skip
 
 

@@ -59,8 +59,8 @@ class Optimizer:
         self._hyper_host[HYPER_LR] = value
         self.device.write(self._hyper, self._hyper_host)
 
-    def zero_grad(self) -> None:
-        """Clear the gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set the gradients to 0. Their memory stays, whatever PyTorch's `set_to_none` is."""
         before_writing([self._grad])
         self.device.fill(self._grad, 0.0)
 

@@ -20,7 +20,12 @@ _METHODS = {
     "cumsum": "use x @ wgrad.ones(n, n).triu() along the last axis",
     "nonzero": "the number of results is known on the host alone: use np.nonzero(x.numpy())",
     "masked_select": "use wgrad.where(mask, x, 0), or x.numpy()[mask.numpy() != 0]",
+    "cumprod": "for positive numbers use (x.log() @ wgrad.ones(n, n).triu()).exp(), along the last axis",
     "diag": "use x * wgrad.eye(n)",
+    "diagonal": "use (x * wgrad.eye(n)).sum(-1)",
+    **dict.fromkeys(
+        ("index_add", "scatter_add", "scatter_reduce"), "use F.one_hot(ids, n).T @ x, or index a table in the forward"
+    ),
     "ndimension": "use dim() or ndim",
     "nelement": "use numel() or size",
     "element_size": "use x.dtype.itemsize",
@@ -56,10 +61,6 @@ _MODULE = {
     "inference_mode": "use wgrad.no_grad",
     "enable_grad": "leave the block of wgrad.no_grad",
     "get_default_device": "use the device of a Tensor: wgrad.zeros(1).device",
-    "bmm": "use a @ b",
-    "mm": "use a @ b",
-    "dot": "use a @ b",
-    "outer": "use a[:, None] * b",
     "concat": "use wgrad.cat",
     "linalg": "use x.norm(dim), or NumPy",
     "allclose": "use np.allclose(a.numpy(), b.numpy())",
@@ -78,12 +79,9 @@ _MODULE = {
     "bfloat16": "use ml_dtypes.bfloat16, on a device that has it",
 }
 _FUNCTIONAL = {
-    "scaled_dot_product_attention": "use causal_attention(q, k, v), of [batch, tokens, heads, width], or attention",
-    "conv1d": "short_conv is a causal convolution of each channel; others are matmuls of slices",
-    "conv2d": "write it as a matmul of slices, or as an operator with wgrad.register_shader",
-    "max_pool2d": "use reshape and amax",
-    "avg_pool2d": "use reshape and mean",
-    "batch_norm": "use layer_norm or rms_norm",
+    "conv1d": "use conv2d of x.unsqueeze(2); short_conv is a causal convolution of each channel",
+    "conv_transpose2d": "use repeat_interleave and conv2d",
+    "batch_norm": "use x.mean(dim, keepdim=True) and x.var; or layer_norm, rms_norm",
     "group_norm": "use layer_norm of a reshaped x",
     "interpolate": "use repeat_interleave",
     "erf": "gelu has the tanh form",
@@ -117,7 +115,7 @@ def instead_in_functional(name: str, public: list[str], tensor: type) -> str:
 def _of_module(name: str, known: dict[str, str], public: list[str], tensor: type) -> str:
     if not name.startswith("_") and name not in known and hasattr(tensor, name):
         return f"; it is a method of Tensors: x.{name}()"
-    return _ending(name, known, public)
+    return _ending(name, {**_METHODS, **known}, public)
 
 
 def _ending(name: str, known: dict[str, str], names: list[str]) -> str:

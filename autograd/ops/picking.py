@@ -85,6 +85,8 @@ def _rows(table: Tensor, ids: Any) -> Tensor:
     width = table.shape[1:]
     flat = table if table.ndim == 2 else table.reshape(n, math.prod(width))
     numbers = device.view(rows.data, (rows.size,))
+    if flat.dtype.kind in "iu":  # a lookup is of floats, which hold what a slice of whole numbers keeps too
+        return embedding(flat.float(), numbers).to(table.dtype).reshape(*rows.shape, *width)
     return embedding(flat, numbers, dtype=table.dtype).reshape(*rows.shape, *width)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,34 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Any, *, reduction: str =
     """Return the mean (or "sum", or with "none" each) of softplus(x) - x * target; x are logits, targets 0 to 1."""
     _alike("binary_cross_entropy_with_logits", x, target)
     return _reduced("binary_cross_entropy_with_logits", softplus(x) - x * target, reduction)
+
+
+def binary_cross_entropy(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
+    """Return the mean (or "sum", or with "none" each) of the cross entropy of probabilities x with targets 0 to 1.
+
+    Logarithms are at least -100, as in PyTorch. `binary_cross_entropy_with_logits` is more exact.
+    """
+    _alike("binary_cross_entropy", x, target)
+    least = math.exp(-86)  # the smallest number whose logarithm every GPU has
+    yes, no = (where(p > least, where(p > least, p, 1.0).log(), -100.0) for p in (x, 1 - x))
+    return _reduced("binary_cross_entropy", -(yes * target + no * (1 - target)), reduction)
+
+
+def smooth_l1_loss(x: Tensor, target: Any, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """Return the mean (or "sum", or with "none" each) of d^2 / (2 beta) for d = |x - target|.
+
+    Where d is beta or more, it is d - beta / 2.
+    """
+    if beta <= 0:
+        raise ShapeError(f"smooth_l1_loss: beta must be positive, got {beta}; use l1_loss for 0")
+    _alike("smooth_l1_loss", x, target)
+    away = (x - target).abs()
+    return _reduced("smooth_l1_loss", where(away < beta, away.square() * (0.5 / beta), away - 0.5 * beta), reduction)
+
+
+def huber_loss(x: Tensor, target: Any, *, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """Return `delta` times `smooth_l1_loss` with beta = delta."""
+    return smooth_l1_loss(x, target, reduction=reduction, beta=delta) * delta
 
 
 def nll_loss(log_p: Tensor, targets: Any, *, ignore_index: int = IGNORE_INDEX, reduction: str = "mean") -> Tensor:

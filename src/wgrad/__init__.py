@@ -17,6 +17,7 @@ Public names, imported on first use so that `import wgrad` stays fast:
                                     Tensors on a device                                    wgrad.autograd
     Tensor, no_grad, functional, where, cat, stack, einsum
                                     autograd and its operators
+    exp, sum, chunk, ...            most methods of Tensors, as functions
     SGD, AdamW, compile, register_operator, register_shader, save_tensors, load_tensors
                                     optimizers, recorded training steps, custom operators, safetensors files
     select_device                   a device by name, or the best one available
@@ -221,8 +222,10 @@ def __getattr__(name: str) -> _Any:
         problem = f"module 'wgrad' has no attribute {name!r}"
         if name.startswith("_"):
             raise AttributeError(problem)
-        from wgrad.autograd import functional, torch_names
+        from wgrad.autograd import functional, method_functions, torch_names
 
+        if name in method_functions.NAMES:
+            return globals().setdefault(name, method_functions.method_function(name))
         raise AttributeError(
             problem + torch_names.instead_in_wgrad(name, __all__, functional.__all__, functional.Tensor)
         )

@@ -21,7 +21,7 @@ TENSOR_MODULES = {
     f"wgrad.autograd.ops.{name}"
     for name in (
         *("arithmetic", "movement", "reduction", "matmul", "einsum"),
-        *("cross_entropy", "causal_attention", "torch_functions"),
+        *("cross_entropy", "causal_attention", "torch_functions", "torch_layers"),
     )
 }
 

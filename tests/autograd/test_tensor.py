@@ -144,6 +144,36 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         * lib(a).pad(lib(a).elu(a * 2, alpha=0.7), (2, 1, 3, 0), value=2.0),
         (A,),
     ),
+    "binary_cross_entropy": (
+        lambda a: lib(a).binary_cross_entropy((a * 9).sigmoid(), a.sigmoid())
+        + lib(a).binary_cross_entropy(a.relu().tanh(), (a < 0) * a.detach() / a.detach(), reduction="sum"),
+        (A,),
+    ),
+    "smooth_l1_loss huber_loss": (
+        lambda a, b: lib(a).smooth_l1_loss(a[0], b, beta=0.6, reduction="none")
+        + lib(a).huber_loss(a[1], b, delta=1.7),
+        (A, B),
+    ),
+    "scaled_dot_product_attention": (
+        lambda q, k, v, m: lib(q).scaled_dot_product_attention(q, k, v, is_causal=True)
+        + lib(q).scaled_dot_product_attention(q, k, v, m > 0, scale=0.9)
+        + lib(q).scaled_dot_product_attention(q, k, v, m),
+        ((2, 3, 5, 7), (2, 3, 5, 7), (2, 3, 5, 4), (5, 5)),
+    ),
+    "conv2d": (
+        lambda x, w, b: lib(x).conv2d(x, w, b, (2, 1), (1, 2)).sum((2, 3))
+        + lib(x).conv2d(x, w)[..., -1].mean((1, 2))[:, None],
+        ((2, 3, 7, 6), (5, 3, 3, 2), (5,)),
+    ),
+    "max_pool2d avg_pool2d": (
+        lambda x: lib(x).max_pool2d(x, 2) * lib(x).avg_pool2d(x, (2, 3), 2) + lib(x).max_pool2d(x, 3, 2).sum(),
+        ((2, 3, 7, 9),),
+    ),
+    "functions of methods": (
+        lambda a: of(a).exp(a) * of(a).sum(of(a).tanh(a), -1, keepdim=True)
+        + of(a).max(of(a).triu(a, diagonal=1), 1)[0][:, None],
+        (A,),
+    ),
     "dropout gelu": (lambda a: lib(a).dropout(a, 0.5, training=False) * lib(a).gelu(a, approximate="tanh"), (A,)),
     "reshape": (lambda a: (a.reshape(5, -1) * 2).reshape(7, 15) + a.flatten().reshape((7, 15)), (A,)),
     "transpose": (lambda a, b: a.transpose(0, 2) * b.T.unsqueeze(2) + a.permute(2, 1, 0), (A, B)),
@@ -193,6 +223,10 @@ class _Torch:
 
 def lib(x: Any) -> Any:
     return F if isinstance(x, Tensor) else _Torch()
+
+
+def of(x: Any) -> Any:
+    return wgrad if isinstance(x, Tensor) else torch
 
 
 def labels(x: Any) -> Any:
@@ -546,9 +580,9 @@ MISSING: dict[str, tuple[Callable[[], Any], str]] = {
     "host": (lambda: t(3).sort(), "NumPy's sort"),
     "typo": (lambda: t(3).sofmax(), "did you mean softmax"),
     "modules": (lambda: wgrad.nn, "a model is a function of its parameters"),
-    "function": (lambda: wgrad.exp, r"use wgrad.functional.exp, or x.exp\(\)"),
-    "method": (lambda: wgrad.chunk, r"a method of Tensors: x.chunk\(\)"),
-    "attention": (lambda: F.scaled_dot_product_attention, "use causal_attention"),
+    "function": (lambda: wgrad.expm1, r"use wgrad.functional.expm1$"),
+    "method": (lambda: wgrad.item, r"a method of Tensors: x.item\(\)"),
+    "method that is missing": (lambda: wgrad.cumsum, r"use x @ wgrad.ones\(n, n\).triu"),
     "functional": (lambda: F.masked_fill, r"a method of Tensors: x.masked_fill\(\)"),
 }
 
@@ -577,6 +611,8 @@ def test_whole_numbers_stay_whole(device: Device) -> None:
     assert (ids * 0.5).dtype == np.float32 and (ids / 1).dtype == np.float32
     assert (ids - 2).numpy().tolist() == [-2, 0, -1] and ((ids > 0) * 1).sum().item() == 2
     assert ((ids == 1) * 1.0).mean().item() == pytest.approx(1 / 3)
+    assert ids[ids].dtype == np.int32 and ids[ids].numpy().tolist() == [0, 1, 2]
+    assert (ids > 0)[[2, 0]].numpy().tolist() == [1, 0]
     host: Any = np.arange(3)
     assert (host + ids).numpy().tolist() == [0, 3, 3]
 
@@ -787,6 +823,14 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.layer_norm(t(3, 4), (4,), t(4)),
         r"layer_norm: weight must be a Tensor, got .* \(4,\)",
     ),
+    "a shape in a list": (lambda: F.rms_norm(t(3, 4), [4]), r"rms_norm: weight must be .* \[4\]; .* takes wgrad.ones"),
+    "no first argument": (lambda: wgrad.tanh(0.5), r"tanh: the first argument must be a Tensor, got float"),
+    "no channels": (lambda: F.conv2d(t(1, 3, 5, 5), t(4, 2, 3, 3)), r"conv2d: x must be .* there are no groups"),
+    "large kernel": (
+        lambda: F.max_pool2d(t(1, 3, 5, 4), 5),
+        r"max_pool2d: .* within the image of \[5, 4\], got \[5, 5\]",
+    ),
+    "no beta": (lambda: F.smooth_l1_loss(t(3), t(3), beta=0), r"smooth_l1_loss: beta must be positive, got 0"),
     "table": (lambda: F.embedding(wgrad.tensor([0], device="cpu"), t(3, 4)), r"embedding: table must be the first arg"),
     "gelu": (lambda: F.gelu(t(3), approximate="none"), r'gelu: approximate must be "tanh"'),
     "var": (lambda: t(1).var(), r"var: there must be more than 1 elements, got 1"),
