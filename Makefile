@@ -56,7 +56,9 @@ $(VENV)/installed: $(SOURCES) | python
 # Tests run side by side: more threads in each for products of tiny matrices only wait, busily (twice the processor time).
 # They start hundreds of programs, which import the same packages: bytecode is kept whatever the caller does with his own
 # (collecting the tests takes 32 seconds of processor without it, 13 with it).
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV_TEST)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+# One process collects and is forked; WORKERS='-n auto --dist worksteal': pytest-xdist, where each collects.
+WORKERS ?= -p tests.forks --forks auto
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV_TEST)/bin/python -m pytest $(WORKERS) --maxprocesses 4
 
 test: setup
 	$(PYTEST) $(PYTEST_FLAGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import shutil
 import sys
@@ -15,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _pytest import main, pathlib
 
-from tests import tools
+from tests import forks, tools
 from tests.sweeps import sweep_part
 from tests.wgsl.rolled import quick_to_compile
 from wgrad.autograd.bind import bind
@@ -78,20 +78,9 @@ def _own_cache(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers inherit the environment of the process that starts them
         _own_cache(config)
-    elif hasattr(main, "scandir"):
-        # Workers that collect files in one order rewrite each file at the same time, which doubles the time. So every
-        # second one begins with the last file, and others in the middle. `_place` then gives all the same order.
-        number = int(config.workerinput["workerid"].removeprefix("gw"))
-        main.scandir = lambda *args: _turned(pathlib.scandir(*args), number)  # type: ignore[attr-defined]
     os.environ.setdefault("GALLIVM_PERF", "nopt")
     if os.environ.get("WGRAD_REQUIRE_TOOLS") == "1" and (lacking := [t.missing for t in tools.REQUIRED if t.missing]):
         raise pytest.UsageError("WGRAD_REQUIRE_TOOLS=1, but " + "; ".join(lacking))
-
-
-def _turned(entries: list[os.DirEntry[str]], worker: int) -> list[os.DirEntry[str]]:
-    half = worker // 2 % 2 * (len(entries) // 2)
-    turned = entries[half:] + entries[:half]
-    return turned[::-1] if worker % 2 else turned
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -105,18 +94,32 @@ def pytest_xdist_auto_num_workers() -> int | None:
 # Packages that take seconds to import in each process: tests/tools.py imports them when a test uses them.
 ORACLES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "xllamacpp", "openai", "tensorboard")
 imported_by_collection = set[str]()
+threads_after_collection = 0
+ORACLES_OF_MANY_FILES = ("torch", "transformers", "peft")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Freeze the million objects of imports and collection, with which a garbage collection takes up to 0.5 s."""
+    global threads_after_collection
     gc.disable()
     try:
         return (yield)
     finally:
         imported_by_collection.update(name for name in ORACLES if name in sys.modules)
+        threads_after_collection = forks.threads()
         gc.enable()
         gc.collect()
+        gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_before_forks(session: pytest.Session) -> None:
+    """Import what most tests of oracles use once, in the process that forks those that run tests (tests/forks.py)."""
+    if any(item.get_closest_marker("oracle") for item in session.items):
+        for name in ORACLES_OF_MANY_FILES:
+            if importlib.util.find_spec(name):
+                importlib.import_module(name)
         gc.freeze()
 
 

@@ -45,6 +45,11 @@ def test_collection_imports_no_oracle() -> None:
     assert conftest.imported_by_collection == set()
 
 
+def test_collection_starts_no_thread() -> None:
+    """A process with threads cannot be forked (tests/forks.py)."""
+    assert conftest.threads_after_collection == 1
+
+
 def test_what_earlier_files_left_is_not_searched_for_garbage() -> None:
     """Once a file, and garbage goes before the rest is left alone: it could hold a device's memory for good."""
 

@@ -110,6 +110,8 @@ def oracle_package(name: str) -> Any:
     return Oracle(name)
 
 
+PYARROW, PARQUET = Oracle("pyarrow"), Oracle("pyarrow.parquet")  # start threads, and collection must start none
+
 CLANG = Tool(
     "clang-19",
     lambda: find_any("clang-19") and find_any("ld.lld-19"),

@@ -9,14 +9,11 @@ from functools import cache
 from random import Random
 from typing import Any
 
-import pyarrow
-import pyarrow.feather
-import pyarrow.parquet
-
 from tests.fuzz.base import FINETUNE, LABELS, LINES, PREFERENCES
 from tests.fuzz.case import Case
 from tests.fuzz.texts import conversation
 from tests.fuzz.values import Raw, hostile, mutate_bytes, near, write_json
+from tests.tools import PARQUET, PYARROW
 from wgrad.train.options.record_names import FORMS, NAMES
 
 _TEXTS = [
@@ -140,15 +137,15 @@ def table_files() -> tuple[bytes, ...]:
         [{"prompt": "a", "completion": "b", "label": True}],
         PREFERENCES[:2],
     ]
-    made = [pyarrow.Table.from_pylist(lines) for lines in records]
-    made.append(pyarrow.Table.from_pylist([{"messages": LINES[2]["messages"], "train": False}]))
-    made.append(pyarrow.Table.from_pylist(LABELS[:2]))
-    made += [pyarrow.table({"text": pyarrow.array(values, kind)}) for values, kind in _columns()]
-    made.append(pyarrow.table({"text": ["x" * 1000] * 500}))
-    made.append(pyarrow.table({"text": pyarrow.array(["y"] * 5_000).dictionary_encode()}))
-    made.append(pyarrow.table({"text": pyarrow.nulls(20_000)}))
-    made.append(pyarrow.table([["a"], ["b"]], names=["text", "text"]))
-    made.append(pyarrow.table({}))
+    made = [PYARROW.Table.from_pylist(lines) for lines in records]
+    made.append(PYARROW.Table.from_pylist([{"messages": LINES[2]["messages"], "train": False}]))
+    made.append(PYARROW.Table.from_pylist(LABELS[:2]))
+    made += [PYARROW.table({"text": PYARROW.array(values, kind)}) for values, kind in _columns()]
+    made.append(PYARROW.table({"text": ["x" * 1000] * 500}))
+    made.append(PYARROW.table({"text": PYARROW.array(["y"] * 5_000).dictionary_encode()}))
+    made.append(PYARROW.table({"text": PYARROW.nulls(20_000)}))
+    made.append(PYARROW.table([["a"], ["b"]], names=["text", "text"]))
+    made.append(PYARROW.table({}))
     return tuple(data for table in made for data in _files(table))
 
 
@@ -156,16 +153,16 @@ def _columns() -> list[tuple[list[Any], Any]]:
     import datetime
 
     return [
-        ([b"\xff\xfe", None], pyarrow.binary()),
-        ([1, None], pyarrow.int64()),
-        ([float("nan")], pyarrow.float64()),
-        ([datetime.datetime(2020, 1, 1)], pyarrow.timestamp("ns", "Europe/Berlin")),
-        ([datetime.timedelta(days=1)], pyarrow.duration("ns")),
-        ([2**62], pyarrow.timestamp("s")),
-        ([[["a"]]], pyarrow.list_(pyarrow.list_(pyarrow.string()))),
-        ([{"a": "b"}], pyarrow.struct({"a": pyarrow.string()})),
-        ([[("k", "v")]], pyarrow.map_(pyarrow.string(), pyarrow.string())),
-        (["a"], pyarrow.string_view()),
+        ([b"\xff\xfe", None], PYARROW.binary()),
+        ([1, None], PYARROW.int64()),
+        ([float("nan")], PYARROW.float64()),
+        ([datetime.datetime(2020, 1, 1)], PYARROW.timestamp("ns", "Europe/Berlin")),
+        ([datetime.timedelta(days=1)], PYARROW.duration("ns")),
+        ([2**62], PYARROW.timestamp("s")),
+        ([[["a"]]], PYARROW.list_(PYARROW.list_(PYARROW.string()))),
+        ([{"a": "b"}], PYARROW.struct({"a": PYARROW.string()})),
+        ([[("k", "v")]], PYARROW.map_(PYARROW.string(), PYARROW.string())),
+        (["a"], PYARROW.string_view()),
     ]
 
 
@@ -175,23 +172,23 @@ def _files(table: Any) -> list[bytes]:
         stream = io.BytesIO()
         try:
             write(table, stream)
-        except (pyarrow.ArrowException, OSError):  # a type that the form lacks
+        except (PYARROW.ArrowException, OSError):  # a type that the form lacks
             continue
         made.append(stream.getvalue())
     return made
 
 
 def _parquet(table: Any, stream: io.BytesIO) -> None:
-    pyarrow.parquet.write_table(table, stream, compression="zstd")
+    PARQUET.write_table(table, stream, compression="zstd")
 
 
 def _arrow_file(table: Any, stream: io.BytesIO) -> None:
-    with pyarrow.ipc.new_file(stream, table.schema) as writer:
+    with PYARROW.ipc.new_file(stream, table.schema) as writer:
         writer.write_table(table)
 
 
 def _arrow_stream(table: Any, stream: io.BytesIO) -> None:
-    with pyarrow.ipc.new_stream(stream, table.schema) as writer:
+    with PYARROW.ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)
 
 

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
+from tests.tools import PARQUET, PYARROW
 from tests.train.test_data_files import MEMORY, load
 from wgrad.device.errors import WgradError
 from wgrad.train.data.csv_records import csv_rows
@@ -52,7 +51,7 @@ def table(records: list[dict[str, Any]], delimiter: str = ",") -> bytes:
 
 def parquet(records: list[dict[str, Any]]) -> bytes:
     sink = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), sink, compression="none")
+    PARQUET.write_table(PYARROW.Table.from_pylist(records), sink, compression="none")
     return sink.getvalue()
 
 
@@ -129,14 +128,16 @@ def test_an_array_across_the_blocks_of_reading(tokenizer: Tokenizer, tmp_path: P
         ("a.csv", b"messages,n\n" + b"[" * 100_000 + b",1\n", "a.csv:2: 'messages' must be JSON in CSV"),
         ("a.parquet", b"text\na\n", "is Parquet by its name, but does not begin with PAR1"),
         ("a.parquet", b"PAR1rest", "cannot be read as Parquet"),
-        ("a.parquet", parquet(RECORDS)[:-20], "cannot be read as Parquet"),
-        ("a.parquet", parquet([{"body": "a"}]), "needs columns named .*it has 'body': rename them"),
-        ("a.parquet", parquet([{"text": 1}]), "a.parquet:1: 'text' must be text; got a number"),
-        ("a.parquet", parquet([{"text": b"\xff"}]), "a.parquet:1: 'text' must be text; got bytes"),
+        ("a.parquet", lambda: parquet(RECORDS)[:-20], "cannot be read as Parquet"),
+        ("a.parquet", lambda: parquet([{"body": "a"}]), "needs columns named .*it has 'body': rename them"),
+        ("a.parquet", lambda: parquet([{"text": 1}]), "a.parquet:1: 'text' must be text; got a number"),
+        ("a.parquet", lambda: parquet([{"text": b"\xff"}]), "a.parquet:1: 'text' must be text; got bytes"),
     ],
 )
-def test_bad_input_is_a_line(tokenizer: Tokenizer, tmp_path: Path, name: str, content: bytes, words: str) -> None:
-    (tmp_path / name).write_bytes(content)
+def test_bad_input_is_a_line(
+    tokenizer: Tokenizer, tmp_path: Path, name: str, content: bytes | Callable[[], bytes], words: str
+) -> None:
+    (tmp_path / name).write_bytes(content() if callable(content) else content)
     with pytest.raises(WgradError, match=words) as caught:
         load(tmp_path / name, tokenizer)
     assert "\n" not in str(caught.value) and name in str(caught.value)

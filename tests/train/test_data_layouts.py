@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.ipc
-import pyarrow.parquet
 import pytest
 
+from tests.tools import PARQUET, PYARROW
 from wgrad.device.errors import WgradError
 from wgrad.train.data import table_records
 from wgrad.train.data.data_files import list_data, open_data
@@ -167,16 +165,16 @@ COLUMNS = "prompt=question,completion=answer text"
 
 def write(kind: str, records: list[dict[str, Any]], folder: Path) -> Path:
     path = folder / f"a.{kind}"
-    table = pyarrow.Table.from_pylist(records)
+    table = PYARROW.Table.from_pylist(records)
     if kind == "csv":
         path.write_text(cells([{k: str(v) for k, v in r.items()} for r in records], ";"))
     elif kind == "parquet":
-        pyarrow.parquet.write_table(table, path)
+        PARQUET.write_table(table, path)
     elif kind == "arrow":
-        with pyarrow.ipc.new_stream(path, table.schema) as sink:
+        with PYARROW.ipc.new_stream(path, table.schema) as sink:
             sink.write_table(table)
     elif kind == "feather":
-        with pyarrow.ipc.new_file(path, table.schema) as sink:
+        with PYARROW.ipc.new_file(path, table.schema) as sink:
             sink.write_table(table)
     else:
         path.write_text(json.dumps(records) if kind == "json" else "\n".join(map(json.dumps, records)))
@@ -239,8 +237,8 @@ def save(folder: Path, records: list[dict[str, Any]], files: int = 1) -> None:
     folder.mkdir(parents=True)
     names = [f"data-{i:05d}-of-{files:05d}.arrow" for i in range(files)]
     for number, name in enumerate(names):
-        table = pyarrow.Table.from_pylist(records[number::files])
-        with pyarrow.ipc.new_stream(folder / name, table.schema) as sink:
+        table = PYARROW.Table.from_pylist(records[number::files])
+        with PYARROW.ipc.new_stream(folder / name, table.schema) as sink:
             sink.write_table(table)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": n} for n in names], "_split": None}))
     (folder / "dataset_info.json").write_text("{}")
@@ -315,7 +313,7 @@ def test_tables_of_pandas_and_polars() -> None:
     wanted = [{"messages": turns, "n": 3}, {"messages": turns, "n": 4, "missing": "x"}]
     assert rows(Pandas()) == wanted and json.dumps(rows(Pandas())) == json.dumps(wanted)
     assert rows(Polars()) == [{"text": "a"}]
-    assert rows(pyarrow.Table.from_pylist(RECORDS)) == RECORDS
+    assert rows(PYARROW.Table.from_pylist(RECORDS)) == RECORDS
     assert rows({"train": RECORDS, "test": [ONE]}) == RECORDS and rows({"only": [ONE]}) == [ONE]
     assert records_of({"train": RECORDS, "test": [ONE]}, "eval_data") == [ONE]
     assert records_of({"train": RECORDS, "more": [ONE]}, "eval_data") == RECORDS
@@ -340,21 +338,21 @@ def test_what_is_no_table(value: Any, words: str) -> None:
 def bomb(kind: str) -> bytes:
     sink = io.BytesIO()
     if kind == "rows":
-        text = pyarrow.array(["x"]).take(pyarrow.array(np.zeros(300_000, np.int32)))
-        pyarrow.parquet.write_table(pyarrow.table({"text": text}), sink, compression="zstd")
+        text = PYARROW.array(["x"]).take(PYARROW.array(np.zeros(300_000, np.int32)))
+        PARQUET.write_table(PYARROW.table({"text": text}), sink, compression="zstd")
     elif kind == "pages":
-        text = pyarrow.array(["x" * (40 << 20) + str(i) for i in range(8)])
-        pyarrow.parquet.write_table(pyarrow.table({"text": text}), sink, compression="zstd", use_dictionary=False)
+        text = PYARROW.array(["x" * (40 << 20) + str(i) for i in range(8)])
+        PARQUET.write_table(PYARROW.table({"text": text}), sink, compression="zstd", use_dictionary=False)
     elif kind == "dictionary":
-        values = pyarrow.DictionaryArray.from_arrays(np.zeros(1000, np.int32), pyarrow.array(["x" * (20 << 20)]))
-        pyarrow.parquet.write_table(pyarrow.table({"text": values}), sink, compression="zstd")
+        values = PYARROW.DictionaryArray.from_arrays(np.zeros(1000, np.int32), PYARROW.array(["x" * (20 << 20)]))
+        PARQUET.write_table(PYARROW.table({"text": values}), sink, compression="zstd")
     elif kind == "nested":
         turns = [[{"role": "user", "content": "x" * 4096}] * 20_000] * 4
-        pyarrow.parquet.write_table(pyarrow.table({"messages": turns}), sink, compression="zstd")
+        PARQUET.write_table(PYARROW.table({"messages": turns}), sink, compression="zstd")
     else:
-        table = pyarrow.table({"text": pyarrow.array(["x" * (1 << 20)] * 200)})
-        options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
-        with pyarrow.ipc.new_file(sink, table.schema, options=options) as file:
+        table = PYARROW.table({"text": PYARROW.array(["x" * (1 << 20)] * 200)})
+        options = PYARROW.ipc.IpcWriteOptions(compression="zstd")
+        with PYARROW.ipc.new_file(sink, table.schema, options=options) as file:
             file.write_table(table)
     return sink.getvalue()
 
@@ -404,5 +402,5 @@ def test_what_a_large_file_expands_to_is_bounded_as_it_is_read(tmp_path: Path, m
     path = write("parquet", [{"text": "x" * 100}] * 2000, tmp_path)
     with pytest.raises(WgradError, match="has [0-9,]+ bytes and expands to more than 0 MiB: write it as JSON lines"):
         read(path)
-    monkeypatch.setattr(table_records, "TIMES", 1000)
+    monkeypatch.setattr(table_records, "_TIMES", 1000)
     assert len(read(path)[0]) == 2000

@@ -6,12 +6,14 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 
+from tests.tools import PARQUET, PYARROW
 from tests.train.fake_hub import FakeHub
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
@@ -23,16 +25,13 @@ from wgrad.train.model.model_files import open_files
 from wgrad.train.step.find_model import find_model
 
 pytest.importorskip("huggingface_hub")
-parquet = pytest.importorskip("pyarrow.parquet")
 CONVERSION = "refs/convert/parquet"
 
 
 def table(*texts: str) -> bytes:
     """A Parquet file of records with "text"."""
-    import pyarrow
-
     file = io.BytesIO()
-    parquet.write_table(pyarrow.table({"text": list(texts)}), file)
+    PARQUET.write_table(PYARROW.table({"text": list(texts)}), file)
     return file.getvalue()
 
 
@@ -41,12 +40,16 @@ def lines(*texts: str) -> bytes:
 
 
 SCRIPTED = {"name.py": b"raise SystemExit('run')", "README.md": b"", "raw/train.csv": b"a,b\n1,2\n"}
-CONVERTED = {
-    "en/train/0000.parquet": table("better late than never", "still waters run deep"),
-    "en/train/0001.parquet": table("all that glitters is not gold"),
-    "en/test/0000.parquet": table("the early bird"),
-    "de/partial-train/0000.parquet": table("Morgenstund hat Gold im Mund"),
-}
+
+
+@cache
+def converted() -> dict[str, bytes]:
+    return {
+        "en/train/0000.parquet": table("better late than never", "still waters run deep"),
+        "en/train/0001.parquet": table("all that glitters is not gold"),
+        "en/test/0000.parquet": table("the early bird"),
+        "de/partial-train/0000.parquet": table("Morgenstund hat Gold im Mund"),
+    }
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_script_is_read_as_the_hub_converted_it(serve: Any, make_tokenizer: Any, capsys: Any) -> None:
-    hub = serve({"main": SCRIPTED, CONVERSION: CONVERTED})
+    hub = serve({"main": SCRIPTED, CONVERSION: converted()})
     words = ["data", "show", "org/name:en/train", "--model", str(make_tokenizer()), "--examples", "3"]
     assert main(words) == 0
     said = capsys.readouterr().out
