@@ -221,7 +221,7 @@ def remove_leftovers(folder: str | os.PathLike[str]) -> None:
 
 def free_bytes(path: str | os.PathLike[str]) -> int | None:
     """Return the free bytes on the disk of a path, which need not exist; None if the system does not tell."""
-    parent = next(folder for folder in (Path(path), *Path(path).absolute().parents) if folder.exists())
     with writing(path):
+        parent = next(folder for folder in (Path(path), *Path(path).absolute().parents) if folder.exists())
         usage = shutil.disk_usage(parent)
     return usage.free if usage.total else None

@@ -35,7 +35,19 @@ from tests.fuzz.tables import table_files
 CASES = Path(__file__).parent / "cases"
 _CLEAR = "\r" if sys.stdout.isatty() else ""  # of the line that counts
 TEMPLATE_SECONDS = 0.25  # instead of five, so that endless templates do not take most of the time
-COMMANDS = ("finetune", "generate", "data", "export", "merge", "selftest", "import-config", "sweep")  # of most inputs
+COMMANDS = (
+    "finetune",
+    "generate",
+    "data",
+    "export",
+    "merge",
+    "selftest",
+    "import-config",
+    "sweep",
+    "plan",
+    "eval",
+    "bench",
+)  # of most inputs
 MEMORY_BYTES = 1 << 30  # of a file system in memory that is used
 BATCH = 25  # inputs that share a child and a report
 

@@ -54,6 +54,13 @@ def _words(rng: Random, action: argparse.Action) -> list[str]:
     return [flag, *values] if rng.random() < 0.97 else [flag]
 
 
+def changed_options(rng: Random, command: str, kept: tuple[str, ...] = ()) -> list[str]:
+    """Return one to four options of a command with values good, odd and hostile. kept: those that stay as they are."""
+    actions = [action for action in _actions(command) if action.dest not in kept]
+    chosen = rng.sample(actions, min(len(actions), rng.choice((1, 1, 1, 2, 2, 4))))
+    return [word for action in chosen for word in _words(rng, action)]
+
+
 def option_case(rng: Random) -> Case:
     """`finetune`, `generate` or `selftest` with one to four options changed."""
     command = rng.choice(("finetune", "finetune", "finetune", "generate", "generate", "selftest"))

@@ -30,7 +30,7 @@ from wgrad.train.serve.http_server import HttpServer
 
 FOLDER = "wire"  # of a case's connections: a file for each, sent in the order of their names
 LEFT = ".left"  # ends the name of one whose client leaves before it has read anything
-SECONDS = 20.0  # for all answers of a connection
+SECONDS = 60.0  # for all answers of a connection: a busy machine gives a case little of its time
 _TICKS = 3  # of the loop in a row, after which a connection counts as idle
 _STATUS = re.compile(rb"(?:^|\n)HTTP/1\.1 (\d{3}) ")
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT", "get", "POST" * 90)
@@ -199,5 +199,12 @@ async def _limited(work: Awaitable[None], late: str) -> None:
 async def _until(holds: Any, late: str) -> None:
     end = time.monotonic() + SECONDS
     while not holds():
-        assert time.monotonic() < end, late
+        if time.monotonic() > end:
+            raise AssertionError(f"{late}: {_threads()}")
         await asyncio.sleep(0.001)
+
+
+def _threads() -> str:
+    """Return where each thread is."""
+    places = [traceback.extract_stack(frame)[-1] for frame in sys._current_frames().values()]
+    return ", ".join(f"{Path(place.filename).name}:{place.lineno} in {place.name}" for place in places)
