@@ -203,6 +203,12 @@ def test_held_out_data_of_its_own(tokenizer: Tokenizer, write_lines) -> None:
     assert (len(data.train), held_out(data)) == (2, [f"{other}:1"])
     with pytest.raises(WgradError, match="--eval-data: no such file: absent.txt"):
         load(train, tokenizer, eval_data="absent.txt")
+    more = write_lines(3, {"text": "Hear."}, {"text": "See."}, name="more.jsonl")
+    data = load(train, tokenizer, eval_data=(other, more))
+    assert (len(data.train), held_out(data)) == (2, [f"{other}:1", f"{more}:2", f"{more}:3"])
+    assert (data.bad_lines, data.examples) == (1, 5)
+    with pytest.raises(WgradError, match=r"--eval-data: '\S+other.jsonl' is given twice"):
+        load(train, tokenizer, eval_data=(other, more, other))
 
 
 # ---- what is wrong -----------------------------------------------------------------------------

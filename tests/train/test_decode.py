@@ -249,7 +249,7 @@ def test_every_path_of_a_run_knows_the_home_folder(tmp_path: Path, monkeypatch: 
     config = FinetuneConfig(**values)
     for name in names:
         expanded = os.path.expanduser(f"~/{name}")
-        assert getattr(config, name) == ((expanded,) if name == "data" else expanded)
+        assert getattr(config, name) == ((expanded,) if name in ("data", "eval_data") else expanded)
         assert str(tmp_path) in expanded
     kept = FinetuneConfig(model="org/name", data=("a~b",), out="./~c", sample_prompt=("~/x",))
     assert (kept.model, kept.data, kept.out, kept.sample_prompt) == ("org/name", ("a~b",), "./~c", ("~/x",))

@@ -55,7 +55,7 @@ def another(field: dataclasses.Field) -> Any:
 def words_of(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag(name) if value else "--no-" + name.replace("_", "-")]
-    if name in ("data", "columns", "sample_prompt"):
+    if name in ("data", "eval_data", "columns", "sample_prompt"):
         return [word for text in value for word in (flag(name), text)]
     return [flag(name), *map(str, value)] if isinstance(value, tuple) else [flag(name), str(value)]
 

@@ -199,7 +199,7 @@ def test_without_an_adapter_the_whole_model_is_trained(tmp_path: Path, capsys: A
         ("zzzz", False, {}),
         ("deepspeed", "zero3.json", "--ranks"),
         ("datasets", [{"path": "a.jsonl"}, "b.jsonl"], {"data": ["a.jsonl", "b.jsonl"]}),
-        ("test_datasets", [{"path": "a.jsonl"}], {"eval_data": "a.jsonl"}),
+        ("test_datasets", ["b.csv", {"path": "a.jsonl"}], {"eval_data": ["b.csv", "a.jsonl"]}),
         ("datasets", [{"path": "data/a.jsonl", "split": "train"}], {"data": ["data/a.jsonl"]}),
         ("datasets", [{"path": "data/a", "split": "train", "ds_type": "json"}], {"data": ["data/a"]}),
         ("peft_use_dora", True, {"use_dora": True}),

@@ -55,7 +55,7 @@ def _options(args: MergeConfig) -> RunOptions:
     of_run = {name for name in RunOptions().to_dict() if name in values}
     values = {name: value for name, value in values.items() if name in of_run}
     if data != OF_THE_RUN:
-        values |= {"data": (data,), "eval_data": None, "eval_fraction": 0.0}
+        values |= {"data": (data,), "eval_data": (), "eval_fraction": 0.0}
     values |= {"adapter": args.adapter, "device": args.device, "compute": "float32", "batch_size": 1}
     values |= {"lr_sweep": (), "memory_limit": None, **({"model": args.model} if args.model else {})}
     return replace(RunOptions(**values), eval_tokens=TOKENS)

@@ -89,7 +89,7 @@ def load_data(
         WgradError: the data cannot be used; the error names file and line.
     """
     sources = sources_of(config.data)
-    if config.eval_data == STDIN in [source.path for source in sources]:
+    if STDIN in config.eval_data and STDIN in [source.path for source in sources]:
         raise WgradError("--eval-data: standard input is --data already: give a file")
     tally = Tally()
     try:
@@ -99,12 +99,12 @@ def load_data(
             return _load_file(path, option, config, tokenizer, tally, progress, records, stdin, held_out)
 
         parts = [load(source.path, "--data", evaluates) for source in sources]
-        documents = parts[0] if len(parts) == 1 else JoinedDocuments(parts)
+        documents = _joined(parts)
         train: Sequence[Example]
         held_out: Sequence[Example]
         if config.eval_data:
             train = documents
-            held_out = load(config.eval_data, "--eval-data", True)
+            held_out = _joined([load(path, "--eval-data", True) for path in config.eval_data])
         else:
             train, held_out = _split(documents, config, tally.bad_lines)
     finally:
@@ -221,6 +221,10 @@ def _load_file(
                 parts.append(_cut_stream(file, config.max_length, tokenizer))
             else:
                 parts.append(read_records(file, config, tokenizer, tally))
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Sequence[Example]]) -> Sequence[Example]:
     return parts[0] if len(parts) == 1 else JoinedDocuments(parts)
 
 

@@ -44,7 +44,7 @@ def reads_standard_input(config: FinetuneConfig) -> str:
     """Return the option whose value is "-"; "" if none is."""
     if STDIN in (source.path for source in sources_of(config.data)):
         return "--data"
-    return "--eval-data" if config.eval_data == STDIN else ""
+    return "--eval-data" if STDIN in config.eval_data else ""
 
 
 def copy_for_ranks(config: FinetuneConfig) -> None:

@@ -42,10 +42,7 @@ def _path_of(one: Mapping[str, Any]) -> str:
 
 
 def test_data(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    paths = data_sets(value, values)["data"]
-    if len(paths) > 1:
-        raise Left("held-out data is one file")
-    return {"eval_data": paths[0]}
+    return {"eval_data": data_sets(value, values)["data"]}
 
 
 def data_set(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:

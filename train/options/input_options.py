@@ -42,7 +42,12 @@ class InputOptions(Options):
     out: str = a_path(
         "", "output folder: adapter, metrics.jsonl, loss.svg, config.yaml, checkpoints", metavar="DIR", required=True
     )
-    eval_data: str | None = a_path(None, "file of held-out data; --eval-fraction is then not used", metavar="FILE")
+    eval_data: tuple[str, ...] = a_path(
+        (),
+        "held-out data, as --data; --eval-fraction is then not used. Several times for several files",
+        metavar="FILE",
+        repeat=True,
+    )
     on_bad_line: choices.OnBadLine = in_files(
         "skip",
         "invalid lines of the data: report and skip them (an error if most are invalid), or stop at the first",
