@@ -15,8 +15,8 @@
 
 namespace attention {
 
-// Powers of two by which float16's ds, do and v go into products, by the longest do, v and the largest delta that meet
-// in this block.
+// Powers of two by which float16's ds, do and v are scaled for matmuls, from the longest do and v and the largest delta
+// of this block.
 struct Shifts {
   int ds, grad, v;
 };

@@ -92,7 +92,7 @@ struct Gradient : WalkedRows<T, D, KEYS>, GradientColumns<T, D, KEYS> {
 
   Held<D> x1, x2;
   Lanes<D> lanes;
-  Chunk ahead[CHUNKS];  // of y: the first READS of a product are read in the phase before it
+  Chunk ahead[CHUNKS];  // of y: the first READS of a matmul are read in the phase before it
 
   GPU_FN void load_columns(const char* slice1, const char* slice2, const Mask& mask, int column0, u32 stride) {
     x1.load(slice1, mask, column0, stride), x2.load(slice2, mask, column0, stride);
@@ -140,7 +140,7 @@ struct Gradient : WalkedRows<T, D, KEYS>, GradientColumns<T, D, KEYS> {
     }
   }
   // CDNA: waves w and w + 4 share a SIMD, and one of them is a phase behind the other, so that one is in matmuls while
-  // the other is at exponentials and reads what its next products need. A phase ends where they meet().
+  // the other is at exponentials and reads what its next matmuls need. A phase ends where they meet().
   template <class F>
   GPU_FN static void each(F what) {
 #pragma unroll

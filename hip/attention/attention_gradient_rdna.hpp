@@ -60,10 +60,10 @@ struct GradientProducts : WalkedTwice<T, D, KEYS>, GradientColumns<T, D, KEYS> {
   using Base::ROWS, Base::BYTES, Base::lds;
   using Columns::TILES, Columns::PIECES, Columns::NARROW, Columns::LIFTS, Columns::result1, Columns::result2;
   using Across = AcrossTile<Share<D>::WIDTH>;
-  static constexpr int PARTS = ROWS / 16, OF = PARTS * PIECES;  // operands of a product
+  static constexpr int PARTS = ROWS / 16, OF = PARTS * PIECES;  // operands of a matmul
   static constexpr int OPERANDS = (KEYS ? 4 : 3) * OF;          // of a tile: of s, of g, of dv, of dq or dk
   static constexpr int READS = 2;                               // of them in flight from LDS
-  static constexpr int SCORE_READS = Base::TURNS ? 1 : READS;   // beside scores: of y and of x
+  static constexpr int SCORE_READS = Base::TURNS ? 1 : READS;   // with the scores: of y and of x
   using X1 = Columns16<D, Kept<D, KEYS>::X1, Base::WALKED_BYTES>;
   using X2 = Columns16<D, Kept<D, KEYS>::X2, Base::WALKED_BYTES + X1::BYTES>;
   static constexpr u32 END = Base::WALKED_BYTES + X1::BYTES + X2::BYTES;
@@ -171,7 +171,7 @@ struct Gradient : GradientProducts<T, D, KEYS> {
   using Base = GradientProducts<T, D, KEYS>;
   using typename Base::Own;
   using Base::ROWS, Base::PARTS, Base::TILES, Base::fetch;
-  static constexpr bool ROOM = D == 64;  // registers for y beside the scores
+  static constexpr bool ROOM = D == 64;  // registers for y while scores are computed
   static constexpr int SLOTS = Base::END / 16;
 
   GPU_FN void put(const Source& from, const Walk& w) { this->put_along(from, w), this->put_across(w); }

@@ -6,10 +6,10 @@
 //     early group | V P (i - 1), K Q^T i | softmax i            | V P i, K Q^T (i + 1)  | softmax (i + 1) ...
 //     late group  | softmax (i - 1)      | V P (i - 1), K Q^T i | softmax i             | V P i, K Q^T (i + 1) ...
 //
-//     K tile t + 1: memory -> registers beside the first K Q^T of tile t -> LDS buffer (t + 1) % 2 beside the V P after
+//     K tile t + 1: memory -> registers during the first K Q^T of tile t -> LDS buffer (t + 1) % 2 during the V P after
 //                   it, by all waves together, 128 bits at a time; two barriers later the first wave reads it
 //     K tile t:     LDS buffer t % 2 -> operand A of S^T = K Q^T; Q is operand B, in registers from start to end
-//     V:            memory (L1: all waves read the same) -> registers beside K Q^T, all of a step before its softmax,
+//     V:            memory (L1: all waves read the same) -> registers during K Q^T, all of a step before its softmax,
 //                   transposed there: operand A of O^T = V^T P^T
 //     P:            S^T leaves the tensor cores as operand B of the second matmul: registers only
 //     (attention_matrix.hpp)
@@ -36,7 +36,7 @@ struct Forward : Keys<D>, Softmax<T, D> {
   using typename Keys<D>::K;
   static constexpr int CHUNKS = PARTS_K * DEPTHS, SLOTS = 2 * K::SLOTS;
   static constexpr int READS = 2;  // chunks of K in flight from LDS
-  static constexpr int STRETCHES = PARTS_K * PIECES;  // of products with one operand of V
+  static constexpr int STRETCHES = PARTS_K * PIECES;  // of matmuls with one operand of V
 
   Chunk a[READS + 1];  // of K: the first READS were read in the step before
 

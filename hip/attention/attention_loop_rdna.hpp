@@ -123,7 +123,7 @@ struct Forward : Softmax<T, D> {
     operand[n % (READS + 1)] = n < OF_K ? K::read(lds, k_own, PARTS_K * step + n / DEPTHS, n % DEPTHS)
                                         : V::read(lds, v_own, PARTS_K * step + m / PIECES, m % PIECES);
   }
-  // S^T = K Q^T of a step, without the scale. The first of V are read beside the last products.
+  // S^T = K Q^T of a step, without the scale. The first of V are read during the last matrix instructions.
   GPU_FN void scores(Acc (&s)[PARTS_K][TILES], const Walk& w, int step) {
 #pragma unroll
     for (int c = 0; c < READS; c++) read(w, step, c);

@@ -8,7 +8,7 @@
 //   row(e)        4 (l / 16) + e        8 (l / 16) + e         2 e + l / 16           of D, in lane l
 //   inner(r)      4 (l / 16) + r        8 (l / 16) + r         2 (r % 8) + r / 8     of A, B; A row, B column l % 16
 //
-// The order of the inner dimension is free as long as A and B agree: inner() is the one that D comes in, and products
+// The order of the inner dimension is free as long as A and B agree: inner() is the one that D comes in, and matmuls
 // over the head width (both operands read along it) take 128-bit chunks instead, chunk(): two instructions each on
 // CDNA.
 // Sources: AMD "Instinct MI300", "RDNA3" and "RDNA4" instruction set references (matrix layouts).

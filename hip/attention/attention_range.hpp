@@ -23,7 +23,7 @@ constexpr int P_SHIFT = 15;  // float16 probabilities are multiplied by 2^P_SHIF
 
 // 2^n for -126 <= n <= 127.
 GPU_FN float power_of_two(int n) { return gpu::bits_to_float(u32(n + 127) << 23); }
-// n with bound 2^n between 2^14 and 2^15, within what float32 has room for.
+// n with bound 2^n between 2^14 and 2^15, within what float32 can hold.
 GPU_FN int shift_for(float bound) {
   const int n = 14 + 127 - int(gpu::float_to_bits(bound) >> 23 & 255);
   return n < -100 ? -100 : n > 100 ? 100 : n;

@@ -25,8 +25,8 @@ struct Shape {
   GPU_FN static int first_element() { return HALVES > 1 ? int(gpu::wave() % HALVES) * WIDTH : 0; }
 };
 // The power of two of the largest probability when the maximum is raised, and the one at which it is raised again.
-// Where the tensor cores flush float16 subnormals, they would drop probabilities below 2^-14 of the maximum that the sum
-// still counts. So everything is moved up by 2^13: what is dropped then is below 2^-27, which float16 cannot hold
+// Where the tensor cores flush float16 subnormals, they would drop probabilities below 2^-14 of the maximum, which the
+// sum still counts. So everything is moved up by 2^13: what is dropped then is below 2^-27, which float16 cannot hold
 // anyway.
 template <class T>
 struct Range {

@@ -1,5 +1,5 @@
 // kv_append: cache[b, cache_len + t] = fresh[b, t]; positions past the cache's end are dropped.
-// sample: the next token of each text from its logits: greedy, or temperature, top-k, top-p and min-p, then inverse
+// sample: the next token of each sequence from its logits: greedy, or temperature, top-k, top-p and min-p, then inverse
 // transform sampling in id order; -1 where a logit is not finite.
 // advance: the bookkeeping at the end of a decoding step (autograd/ops/decoding.py).
 //   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), cache_len [1] i32; logits [B, V]

@@ -10,7 +10,7 @@
 
 namespace gemm {
 
-constexpr int HAS_RESIDUAL = 16;  // beside the flags of gemm_epilogue.hpp
+constexpr int HAS_RESIDUAL = 16;  // in addition to the flags of gemm_epilogue.hpp
 
 struct OfExpert {
   const int* order;  // null: the rows of A are those of C

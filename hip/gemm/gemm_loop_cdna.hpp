@@ -4,7 +4,7 @@
 // An iteration takes 64 of K: an even tile t and the next, odd one, each with an LDS buffer and registers of its own:
 //
 //     even t:     | rows of fragments 0 .. TM - TAIL - 1 of the wave               | barrier | the last TAIL rows   |
-//                 | beside each matrix instruction a little of this:               |         | fragments of t + 1:  |
+//                 | with each matrix instruction a little of this:                 |         | fragments of t + 1:  |
 //                 | words of t + 1 decoded and stored into its LDS buffer          |         | LDS -> the registers |
 //                 | (`beside`); registers of both tiles loaded again, with t + 2   |         | that become free     |
 //                 | and t + 3 (`load`)                                             |         |                      |

@@ -10,7 +10,7 @@
 //   gemm_split_f16_bf16_*  a float16 (2 pieces of bfloat16), b bfloat16: the same of float16 activations; exact
 //   gemm_split_FORMAT_f16_*  a float16, b a frozen weight (weight_formats.hpp) in 2 pieces of float16 (22 bits):
 //                          float32 results
-//   gemm_split_FORMAT_f32_*  a float32 and b a frozen weight in 2 pieces of bfloat16 each (16 bits), 3 products:
+//   gemm_split_FORMAT_f32_*  a float32 and b a frozen weight in 2 pieces of bfloat16 each (16 bits), 3 matmuls:
 //                          float16 results, the gradient through a layer that feeds the float32 stream
 // Layouts nn, nt; shapes, epilogue, launch and splits of K are those of gemm.hip. Rows are multiples of 8 elements.
 //

@@ -162,6 +162,7 @@ def test_changes_are_seen(room: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     path = objects / "gfx942" / "storage.co.xz"
     path.write_bytes(compress(read_object(path) + b"\0"))
     assert wrong() == ["gfx942/storage.co is not the file that was made"]
+    assert build(objects, ["gfx942"], root=room) == [path] and wrong() == []
     path.unlink()
     assert wrong() == ["gfx942/storage.co is missing"]
     build(objects, ["gfx942"], root=room)
@@ -173,6 +174,7 @@ def test_changes_are_seen(room: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(building, "FLAGS", (*building.FLAGS, "-fno-signed-zeros"))
     assert wrong() == ["gfx942/dropout.co was made from another dropout.hip, other headers or options"]
     assert len(build(objects, ["gfx942"], root=room)) == 1 and wrong() == []
+    assert len(build(objects, ["gfx942"], root=room, everything=True)) == 1
 
 
 @needs_clang
