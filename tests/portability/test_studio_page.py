@@ -212,13 +212,25 @@ def test_a_check_that_failed_is_asked_again(page: Browser) -> None:
     wait(page, "document.getElementById('command').textContent.includes('--max-steps 7')")
 
 
-def test_every_field_has_a_label_and_a_narrow_screen_shows_all(page: Browser) -> None:
-    """As a screen reader has them; nothing is wider than the screen in any view."""
+def test_every_field_has_a_label_and_a_narrow_screen_shows_all(page: Browser, client: Client) -> None:
+    """As a screen reader has them; nothing is wider than the screen in any view. Many runs scroll in their list."""
+    for number in range(40):
+        run = client.studio.runs.folder / f"{number}{'x' * 100}"
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text("max_steps: 3\n")
     page.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
     page.evaluate("document.getElementById('more').open = true")
-    for view in ("new", "runs", "chat"):
+    for view in ("new", "chat", "runs"):
         page.evaluate(f"location.hash = '{view}'")
         wait(page, f"document.querySelector('[aria-current]')?.hash === '#{view}'")
+        if view == "runs":
+            wait(page, "document.querySelectorAll('#list tbody tr').length === 40")
+            assert page.evaluate("document.documentElement.scrollHeight") < 1000
+            typed = "f.value = '37X'; f.dispatchEvent(new Event('input'))"
+            page.evaluate(f"(() => {{ const f = document.getElementById('find-run'); {typed} }})()")
+            wait(page, "document.querySelectorAll('#list tbody tr').length === 1")
+            page.evaluate("document.querySelector('#list button').click()")
+            wait(page, "document.getElementById('run-name').textContent.startsWith('37x')")
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         nodes = page.ask("Accessibility.getFullAXTree")["nodes"]
         used = [node for node in nodes if node.get("role", {}).get("value") in USED]

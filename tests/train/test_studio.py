@@ -340,6 +340,30 @@ def test_a_run_that_is_ended_before_it_answers(
     assert [one["name"] for one in client.do("state")["runs"]] == ["slow"]
 
 
+def test_older_runs_are_found_by_their_names(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list has the newest, and the runs that a page shows. Each keeps its number."""
+    monkeypatch.setattr(studio_module, "MOST_RUNS", 2)
+    for at, name in enumerate(("Run-5", "other", "run-6", "run-7")):
+        config = tmp_path / "out" / name / "config.yaml"
+        config.parent.mkdir(parents=True)
+        config.write_text("")
+        os.utime(config, (at, at))
+    have = {str(tmp_path / "out" / "other"): [0, 0, 0, 0]}
+    for asked, names, found in (
+        ({}, {"run-7": 3, "run-6": 2}, 4),
+        ({"have": have}, {"run-7": 3, "run-6": 2, "other": 1}, 4),
+        ({"find": "UN-5"}, {"Run-5": 0}, 1),
+        ({"find": "run", "have": have}, {"run-7": 3, "run-6": 2, "other": 1}, 3),
+        ({"find": "none"}, {}, 0),
+    ):
+        state = client.do("state", **asked)
+        assert {run["name"]: run["number"] for run in state["runs"]} == names and state["found"] == found
+    (tmp_path / "out" / "run-8").mkdir()  # no run: none of its files
+    (tmp_path / "out" / "run-5").mkdir()
+    assert client.do("state")["free"] == str(tmp_path / "out" / "run-9")
+    assert "find: expected a text" in client.refused("state", find=[1])
+
+
 def test_a_draft_is_seen_by_other_tabs(client: Client) -> None:
     first = client.do("draft", options={"model": "m", "lora_r": ""})["draft_number"]
     assert client.do("draft", options={"model": "m"})["draft_number"] == first

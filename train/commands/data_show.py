@@ -15,6 +15,7 @@ from wgrad.train.data.packing import Document, Example, Pair, pack_documents
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_source import find_source
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.schedule import few_steps
 from wgrad.train.step.find_model import find_model
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
@@ -73,7 +74,7 @@ def _spread(documents: Sequence[Example], count: int) -> Iterator[Example]:
 
 def described(data: Dataset, tokenizer: Tokenizer, config: RunOptions, count: int) -> dict[str, Any]:
     """Return the JSON object: `count` examples with their `pieces` (text, and whether it is trained on; null: an
-    omission), a summary in lines for people, and the `steps` of the run."""
+    omission), a summary in lines for people, the `steps` of the run, and a `note` if they are few."""
     examples = [
         {
             "source": _plain(example.source),
@@ -85,9 +86,14 @@ def described(data: Dataset, tokenizer: Tokenizer, config: RunOptions, count: in
         for example in _spread(data.train, count)
         for document, label in zip(example.parts, _names(example))
     ]
-    rows, _, of_step = _sequences(data, config)
-    steps = config.max_steps or config.epochs * -(-rows // of_step)
-    return {"counts": _counts(config), "examples": examples, "summary": summary(data, config), "steps": steps}
+    steps = config.max_steps or config.epochs * _steps_of_an_epoch(data, config)
+    return {
+        "counts": _counts(config),
+        "examples": examples,
+        "summary": summary(data, config),
+        "steps": steps,
+        "note": few_steps(config, steps),
+    }
 
 
 def pieces(document: Document, tokenizer: Tokenizer) -> Iterator[tuple[str, bool | None]]:
@@ -140,7 +146,13 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
         f"sequences of {config.max_length} tokens{packed}: {rows}, {filled:.1f} % filled; {epoch} has {steps} "
         f"step{'s' * (steps > 1)} of {of_step} sequence{'s' * (of_step > 1)}"
     )
-    return lines
+    note = few_steps(config, config.epochs * steps)
+    return [*lines, note] if note else lines
+
+
+def _steps_of_an_epoch(data: Dataset, config: RunOptions) -> int:
+    rows, _, of_step = _sequences(data, config)
+    return -(-rows // of_step)
 
 
 def _sequences(data: Dataset, config: RunOptions) -> tuple[int, float, int]:

@@ -1,4 +1,4 @@
-"""The learning rate of each step: linear warm-up, then cosine, linear or constant."""
+"""The learning rate of each step: linear warm-up, then cosine, linear or constant. A note on too few steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.output.checkpoints import Schedule
+
+FEW_STEPS = 50  # a run with fewer hardly learns
 
 
 def warmup_steps(config: RunOptions, total_steps: int) -> int:
@@ -56,3 +58,12 @@ def schedule_note(
         f"schedule: {total_steps} steps in all{ended} (was {before.steps}); {config.lr_scheduler_type} from a peak of "
         f"{config.learning_rate:g}; step {first + 1} has learning rate {learning_rate(config, first, total_steps):.2e}"
     )
+
+
+def few_steps(config: RunOptions, steps: int) -> str:
+    """Return a note on a run whose data give too few steps to learn from, or ""."""
+    if steps >= FEW_STEPS or config.max_steps or config.lr_sweep:
+        return ""
+    count = f"{steps} step{'s' * (steps != 1)}"
+    epochs = -(-config.epochs * FEW_STEPS // steps)
+    return f"note: the run has only {count}, which is little to learn from: --epochs {epochs} makes it {FEW_STEPS}"

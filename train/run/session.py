@@ -36,6 +36,7 @@ from wgrad.train.plan.settle import settle
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
+from wgrad.train.run.schedule import few_steps
 from wgrad.train.step.activations import estimate_activations, recomputes_all
 from wgrad.train.step.build import TrainableModel, build_trainable
 from wgrad.train.step.checked import check_operators, fault_notes
@@ -49,7 +50,6 @@ _KINDS = {
     "nf4_nested": "NF4, double-quantized",
     **{name: name for name in ("float32", "float16", "bfloat16")},
 }  # other formats are shown in capitals
-FEW_STEPS = 50  # a run with fewer hardly learns
 
 
 @dataclass
@@ -177,15 +177,6 @@ def beyond_positions(seq_len: int, model_config: ModelConfig) -> str:
     if seq_len <= limit:
         return ""
     return f"note: --max-length {seq_len} is beyond the {limit} positions that the model was made for"
-
-
-def few_steps(config: FinetuneConfig, steps: int) -> str:
-    """Return a note on a run whose data give too few steps to learn from, or ""."""
-    if steps >= FEW_STEPS or config.max_steps or config.lr_sweep:
-        return ""
-    count = f"{steps} step{'s' * (steps != 1)}"
-    epochs = -(-config.epochs * FEW_STEPS // steps)
-    return f"note: the run has only {count}, which is little to learn from: --epochs {epochs} makes it {FEW_STEPS}"
 
 
 def _standard_input(config: FinetuneConfig, world: World, display: Display) -> Path | None:

@@ -32,7 +32,6 @@ from wgrad.train.output.watched import WatchedRun, as_metrics
 from wgrad.train.serve.children import ERROR, ask_to_end, ended_by, start, tail_of
 
 LOG_FILE = "log.txt"
-MOST_RUNS = 100
 _SIGNS = (CONFIG_FILE, METRICS_FILE, LOG_FILE, HOLDER_FILE, SWEEP_FILE)
 # Files and folders that show the state of a run.
 _TOLD_BY = (LOG_FILE, METRICS_FILE, RESULTS_FILE, SWEEP_FILE, CONFIG_FILE, ADAPTER_CONFIG, "checkpoints", "config.json")
@@ -59,7 +58,14 @@ class RunList:
         except OSError:
             inside = []
         found = [*inside, *(path for path in self._elsewhere if path.is_dir())]
-        return sorted(found, key=_begun, reverse=True)[:MOST_RUNS]
+        return sorted(found, key=_begun, reverse=True)
+
+    def free(self) -> Path:
+        """Return a folder for the next run, with a number beyond that of the runs."""
+        number = len(self.folders()) + 1
+        while os.path.lexists(self.folder / f"run-{number}"):
+            number += 1
+        return self.folder / f"run-{number}"
 
     def find(self, name: Any) -> Path:
         """Return the folder of a run. Raises WgradError if there is none of that name."""

@@ -49,6 +49,7 @@ _ALSO_USUAL = ("max_steps", "device", "chat_template")
 _LONGER = ("epochs", "max_steps")
 _EXAMPLES = 4
 _MOST_PATHS = 30
+MOST_RUNS = 100
 _EXPORTED = ("name", "out", "quantize", "create", "device")  # options of `wgrad export TOOL` that the page has
 Handler = Callable[[dict[str, Any]], Any]
 
@@ -160,19 +161,31 @@ class Studio:
             return {"draft_number": self.draft_number}
 
     def state(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return the whole state, and the news of the runs named in `have`."""
-        have, logs = asked.get("have", {}), asked.get("logs", {})
+        """Return the whole state, and the news of the runs named in `have`.
+
+        Listed are these runs, and the newest of those whose names contain `find`; `found` counts those. A run's
+        `number` is that of its start.
+        """
+        have, logs, find = asked.get("have", {}), asked.get("logs", {}), asked.get("find", "")
         if not isinstance(have, dict) or not isinstance(logs, dict):
             raise WgradError("have, logs: expected objects with a value for each run: load the page anew")
+        if not isinstance(find, str):
+            raise WgradError("find: expected a text: load the page anew")
         with self.lock:
-            listed = {str(path): path for path in self.runs.folders()}
-            runs = [self.runs.state(path) for path in listed.values()]
+            folders = self.runs.folders()
+            found = [path for path in folders if find.casefold() in path.name.casefold()]
+            wanted = {*map(str, found[:MOST_RUNS]), *have, *logs}
+            listed = {str(path): path for path in folders if str(path) in wanted}
+            numbers = {str(path): len(folders) - 1 - at for at, path in enumerate(folders)}
+            runs = [{**self.runs.state(path), "number": numbers[name]} for name, path in listed.items()]
             news = {name: self._news(listed[name], had) for name, had in have.items() if name in listed}
         sizes = {run["run"]: run["log_bytes"] for run in runs}
         changed = [name for name, size in logs.items() if name in listed and size != sizes[name]]
         return {
             "server": self.name,
             "runs": runs,
+            "found": len(found),
+            "free": str(self.runs.free()),
             "news": news,
             "logs": {name: {"size": sizes[name], "text": self.runs.log(listed[name])} for name in changed},
             "draft": self.draft,

@@ -5,6 +5,7 @@ import { Chat } from "/pages/chat.js";
 import { Charts, Series, color, written } from "/pages/charts.js";
 import { ask, el, fill, place, request, setText } from "/pages/page.js";
 
+const FEW = 10;  // runs that are overlooked at a glance
 const EVERY = 1000, AGAIN = 4000, TYPING = 400;  // milliseconds between requests, after a failed one, and after a key
 const STEPS = { model: "fields-model", data: "fields-data", out: "fields-out" };
 // Options on which the examples and the number of steps depend.
@@ -20,7 +21,7 @@ let about = null, state = null, server = null;
 let draftNumber = 0, saving = false;
 const fields = new Map();  // name -> { option, input, box, error }
 const series = new Map(), compared = new Set(), logs = new Map();
-let steps = null, planned = null;
+let steps = null, fewSteps = "", planned = null;
 let chat = null, chatFor = "";
 const charts = new Charts(place("charts"));
 
@@ -223,11 +224,13 @@ function showData(options, signature) {
   latest.data.run(signature, async (signal) => {
     const box = place("data");
     steps = null;
+    fewSteps = "";
     if (!options.model || !options.data?.length) { box.replaceChildren(); showTime(); return; }
     box.replaceChildren(el("p", { class: "soft small" }, "Reading the data"));
     try {
       const found = await ask("data", { options }, signal);
       steps = found.steps;
+      fewSteps = found.note.replace(/^note: /, "");
       announce(found.summary[0]);
       const example = ({ source, label, tokens, trained, pieces }) => el("article", { class: "example" },
         el("p", { class: "small soft" }, `${source}: ${label ? `${label}, ` : ""}${tokens} tokens, ${trained} ${found.counts}`),
@@ -270,10 +273,10 @@ function showPlan(options, signature) {
           el("p", { class: "help" }, planned.limit_bytes ? `of ${size(planned.limit_bytes)} device memory` : "device memory at most")),
         bar,
         el("dl", { class: "parts" }, ...PARTS.flatMap(([key, name], i) => (planned.bytes[key] ? [el("dt", { class: `k${i}` }, name), el("dd", {}, size(planned.bytes[key]))] : []))),
-        el("p", { id: "time" }), el("p", { class: "help" }, planned.device));
+        el("p", { id: "time" }), el("p", { class: "help", id: "few-steps" }), el("p", { class: "help" }, planned.device));
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      box.replaceChildren(el("p", { class: "small soft" }, `No estimate: ${error.message}`), el("p", { id: "time" }));
+      box.replaceChildren(el("p", { class: "small soft" }, `No estimate: ${error.message}`), el("p", { id: "time" }), el("p", { class: "help", id: "few-steps" }));
     }
     box.removeAttribute("aria-busy");
     showTime();
@@ -289,18 +292,11 @@ function duration(seconds) {
 function showTime() {
   const box = place("time");
   if (!box) return;
+  setText(place("few-steps"), fewSteps && sentence(fewSteps));
   if (!steps) { setText(box, ""); return; }
   const speed = planned?.tokens_per_second;
   const told = speed ? `, about ${duration(steps * planned.tokens_per_step / speed)} at ${speed.toLocaleString("en")} tokens per second` : "";
   setText(box, `${steps} step${steps === 1 ? "" : "s"}${told}.${speed ? "" : " The time is known after the first steps."}`);
-}
-
-// Folder for the next run, with the first free number.
-function freeFolder() {
-  const taken = new Set(state.runs.map((run) => run.name));
-  let number = state.runs.length + 1;
-  while (taken.has(`run-${number}`)) number += 1;
-  return `${about.folder}/run-${number}`;
 }
 
 async function start() {
@@ -310,7 +306,7 @@ async function start() {
     compared.clear();
     location.hash = addressOf(run);
     await poll();
-    setValue(fields.get("out"), freeFolder());
+    setValue(fields.get("out"), state.free);
     follow();
     saveDraft();
   } catch (error) {
@@ -327,19 +323,21 @@ async function start() {
 const addressOf = (run) => `run=${encodeURIComponent(JSON.stringify(run).slice(1, -1))}`;
 const chosenRun = () => (location.hash.startsWith("#run=") ? JSON.parse(`"${decodeURIComponent(location.hash.slice(5))}"`) : null);
 const seriesOf = (run) => { if (!series.has(run)) series.set(run, new Series()); return series.get(run); };
-const numberOf = (run) => state.runs.findIndex((one) => one.run === run);
 
 function shownRuns() {
   const chosen = chosenRun();
   return state.runs.filter((run) => run.run === chosen || compared.has(run.run))
-    .map((run) => ({ ...run, number: state.runs.length - 1 - numberOf(run.run), series: seriesOf(run.run) }));
+    .map((run) => ({ ...run, series: seriesOf(run.run) }));
 }
 
 function drawList() {
   const chosen = chosenRun();
-  setText(place("folder"), about ? `in ${about.folder}` : "");
+  const listed = state.runs.length, find = place("find-run").value.trim();
+  setText(place("folder"), `in ${about.folder}${state.found > listed ? `: ${listed} of ${state.found}` : ""}`);
+  place("find-run-field").hidden = !find && state.found <= FEW;
   const rows = state.runs.map(({ log_bytes, line, left, ...run }) => [run, compared.has(run.run)]);
-  fill(place("list"), [rows, chosen], () => {
+  fill(place("list"), [rows, chosen, find], () => {
+    if (!rows.length && find) return [el("p", { class: "soft" }, "No run has this in its name.")];
     if (!rows.length) return [el("p", { class: "soft" }, "There is no run yet. ", el("a", { href: "#new" }, "Start the first one"), ".")];
     const focused = document.activeElement?.dataset?.focus;
     const body = rows.map(([run, ticked]) => {
@@ -348,7 +346,7 @@ function drawList() {
       tick.addEventListener("change", () => { if (tick.checked) compared.add(run.run); else compared.delete(run.run); draw(); });
       const open = el("button", { class: "plain", "data-focus": `open ${run.run}`, "aria-current": run.run === chosen ? "true" : null }, run.name);
       open.addEventListener("click", () => { location.hash = addressOf(run.run); });
-      const dot = el("span", { class: shown ? color(state.runs.length - 1 - numberOf(run.run)) : "hidden-text", "aria-hidden": "true" }, "● ");
+      const dot = el("span", { class: shown ? color(run.number) : "hidden-text", "aria-hidden": "true" }, "● ");
       const cell = (name, text) => el("td", { class: "number", "data-name": name }, text);
       return el("tr", { class: run.run === chosen ? "chosen" : "" }, el("td", {}, tick), el("td", {}, dot, open),
         el("td", {}, el("span", { class: `state ${run.state}` }, STATES[run.state])),
@@ -431,7 +429,7 @@ function reuse(run) {
     if (value !== undefined && String(value) === field.option.default) value = undefined;
     setValue(field, Array.isArray(value) && !value.length ? undefined : value);
   }
-  setValue(fields.get("out"), freeFolder());
+  setValue(fields.get("out"), state.free);
   location.hash = "new";
   typed();
 }
@@ -603,7 +601,8 @@ async function askState() {
     const chosen = chosenRun();
     const wanted = state ? state.runs.map((run) => run.run).filter((run) => run === chosen || compared.has(run)) : [];
     const have = Object.fromEntries(wanted.map((run) => [run, seriesOf(run).have]));
-    const found = await ask("state", { have, logs: chosen ? { [chosen]: logs.get(chosen)?.size ?? -1 } : {} });
+    const find = place("view-runs").hidden ? "" : place("find-run").value.trim();
+    const found = await ask("state", { have, find, logs: chosen ? { [chosen]: logs.get(chosen)?.size ?? -1 } : {} });
     if (server !== null && server !== found.server) { series.clear(); logs.clear(); draftNumber = 0; saveDraft(); }
     server = found.server;
     for (const [run, news] of Object.entries(found.news)) if (seriesOf(run).take(news)) wait = 0;
@@ -618,7 +617,7 @@ async function askState() {
       for (const [name, field] of fields) if (field.input !== document.activeElement) setValue(field, found.draft[name]);
       follow();
     }
-    if (first && !fields.get("out").input.value) { setValue(fields.get("out"), freeFolder()); follow(); }
+    if (first && !fields.get("out").input.value) { setValue(fields.get("out"), state.free); follow(); }
     const going = found.runs.filter((run) => run.state === "running").length;
     setText(place("status"), going ? `${going} run${going === 1 ? "" : "s"} in progress` : "Ready");
     place("status").classList.remove("bad");
@@ -633,6 +632,7 @@ async function askState() {
   timer = setTimeout(poll, wait);
 }
 
+place("find-run").addEventListener("input", () => poll());
 addEventListener("hashchange", () => { showView(); place("main").focus({ preventScroll: true }); scrollTo(0, 0); poll(); });
 for (const id of ["log", "smoothing"]) place(id).addEventListener("input", () => draw());
 
