@@ -13,7 +13,9 @@ from wgrad.wgsl.runtime.submit_thread import Submitted
 
 _SECONDS, _SOFTWARE_SECONDS = 120.0, 1800.0
 # Work per second of a device whose rate is not known, and how many times longer than by the measured rate it may take:
-# some launches are memory-bound, and other programs may use the device.
+# some launches are memory-bound, and other programs may use the device. A GPU slower than the former by far looks as if
+# it hangs: nothing tells the two apart before the end of a submission, and a smaller first one would split the recorded
+# dispatches for good. Its driver's watchdog ends it first.
 _LEAST_RATE, _SOFTWARE_LEAST_RATE, _SLOWER = 1e9, 1e7, 100.0
 # Submissions count as short if all take at most so many seconds, at this rate or the measured one if that is higher.
 _SHORT_SECONDS, _USUAL_RATE = 0.2, 2e12
