@@ -13,7 +13,6 @@ from tests.fuzz.base import FINETUNE, LABELS, LINES, PREFERENCES
 from tests.fuzz.case import Case
 from tests.fuzz.texts import conversation
 from tests.fuzz.values import Raw, hostile, mutate_bytes, near, write_json
-from tests.tools import PARQUET, PYARROW
 from wgrad.train.options.record_names import FORMS, NAMES
 
 _TEXTS = [
@@ -34,6 +33,16 @@ _TEXTS = [
 _ODD_KEYS = ["id", "source", "Prompt", "prompt ", "text\x00", "", "x" * 300, "\u2028", "\x1b[1m", "meta", "score", "0"]
 _FLAGS: list[Any] = [0, 1, 0.5, -1, True, False, None, "0", "true", "no", [], [0, 1], {"a": 1}, 10**30]
 SHOW = ["data", "show", "--model", "model"]
+
+
+@cache
+def _arrow() -> Any:
+    """Import pyarrow, which starts threads, when it is used: collecting tests must start none."""
+    import pyarrow
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    return pyarrow
 
 
 def _value(rng: Random, name: str) -> Any:
@@ -137,15 +146,15 @@ def table_files() -> tuple[bytes, ...]:
         [{"prompt": "a", "completion": "b", "label": True}],
         PREFERENCES[:2],
     ]
-    made = [PYARROW.Table.from_pylist(lines) for lines in records]
-    made.append(PYARROW.Table.from_pylist([{"messages": LINES[2]["messages"], "train": False}]))
-    made.append(PYARROW.Table.from_pylist(LABELS[:2]))
-    made += [PYARROW.table({"text": PYARROW.array(values, kind)}) for values, kind in _columns()]
-    made.append(PYARROW.table({"text": ["x" * 1000] * 500}))
-    made.append(PYARROW.table({"text": PYARROW.array(["y"] * 5_000).dictionary_encode()}))
-    made.append(PYARROW.table({"text": PYARROW.nulls(20_000)}))
-    made.append(PYARROW.table([["a"], ["b"]], names=["text", "text"]))
-    made.append(PYARROW.table({}))
+    made = [_arrow().Table.from_pylist(lines) for lines in records]
+    made.append(_arrow().Table.from_pylist([{"messages": LINES[2]["messages"], "train": False}]))
+    made.append(_arrow().Table.from_pylist(LABELS[:2]))
+    made += [_arrow().table({"text": _arrow().array(values, kind)}) for values, kind in _columns()]
+    made.append(_arrow().table({"text": ["x" * 1000] * 500}))
+    made.append(_arrow().table({"text": _arrow().array(["y"] * 5_000).dictionary_encode()}))
+    made.append(_arrow().table({"text": _arrow().nulls(20_000)}))
+    made.append(_arrow().table([["a"], ["b"]], names=["text", "text"]))
+    made.append(_arrow().table({}))
     return tuple(data for table in made for data in _files(table))
 
 
@@ -153,16 +162,16 @@ def _columns() -> list[tuple[list[Any], Any]]:
     import datetime
 
     return [
-        ([b"\xff\xfe", None], PYARROW.binary()),
-        ([1, None], PYARROW.int64()),
-        ([float("nan")], PYARROW.float64()),
-        ([datetime.datetime(2020, 1, 1)], PYARROW.timestamp("ns", "Europe/Berlin")),
-        ([datetime.timedelta(days=1)], PYARROW.duration("ns")),
-        ([2**62], PYARROW.timestamp("s")),
-        ([[["a"]]], PYARROW.list_(PYARROW.list_(PYARROW.string()))),
-        ([{"a": "b"}], PYARROW.struct({"a": PYARROW.string()})),
-        ([[("k", "v")]], PYARROW.map_(PYARROW.string(), PYARROW.string())),
-        (["a"], PYARROW.string_view()),
+        ([b"\xff\xfe", None], _arrow().binary()),
+        ([1, None], _arrow().int64()),
+        ([float("nan")], _arrow().float64()),
+        ([datetime.datetime(2020, 1, 1)], _arrow().timestamp("ns", "Europe/Berlin")),
+        ([datetime.timedelta(days=1)], _arrow().duration("ns")),
+        ([2**62], _arrow().timestamp("s")),
+        ([[["a"]]], _arrow().list_(_arrow().list_(_arrow().string()))),
+        ([{"a": "b"}], _arrow().struct({"a": _arrow().string()})),
+        ([[("k", "v")]], _arrow().map_(_arrow().string(), _arrow().string())),
+        (["a"], _arrow().string_view()),
     ]
 
 
@@ -172,23 +181,23 @@ def _files(table: Any) -> list[bytes]:
         stream = io.BytesIO()
         try:
             write(table, stream)
-        except (PYARROW.ArrowException, OSError):  # a type that the form lacks
+        except (_arrow().ArrowException, OSError):  # a type that the form lacks
             continue
         made.append(stream.getvalue())
     return made
 
 
 def _parquet(table: Any, stream: io.BytesIO) -> None:
-    PARQUET.write_table(table, stream, compression="zstd")
+    _arrow().parquet.write_table(table, stream, compression="zstd")
 
 
 def _arrow_file(table: Any, stream: io.BytesIO) -> None:
-    with PYARROW.ipc.new_file(stream, table.schema) as writer:
+    with _arrow().ipc.new_file(stream, table.schema) as writer:
         writer.write_table(table)
 
 
 def _arrow_stream(table: Any, stream: io.BytesIO) -> None:
-    with PYARROW.ipc.new_stream(stream, table.schema) as writer:
+    with _arrow().ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)
 
 
