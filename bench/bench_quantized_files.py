@@ -27,7 +27,8 @@ from wgrad.autograd.select_device import select_device
 from wgrad.train.commands.cli import main as wgrad
 from wgrad.train.data.gguf_tokenizer import write_tokenizer
 from wgrad.train.model.gguf_mix import MIXES
-from wgrad.train.model.gguf_model import GgufModel, save_gguf
+from wgrad.train.model.gguf_model import GgufModel
+from wgrad.train.model.gguf_write import save_gguf
 from wgrad.train.model.load_weights import read_restored
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files

@@ -25,8 +25,9 @@ from wgrad.train.inference.compile_ahead import compile_ahead
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
 from wgrad.train.ranks.world import World
-from wgrad.train.run import finetune as run
-from wgrad.train.run.session import check_session
+from wgrad.train.run import whole_run
+from wgrad.train.run.build_session import check_session
+from wgrad.train.run.finetune import run_finetune
 from wgrad.train.step import checked
 from wgrad.train.terminal.progress import Display
 from wgrad.wgsl.runtime import compile, matrix_units
@@ -293,11 +294,11 @@ def test_a_run_is_checked_before_its_weights_are_read(monkeypatch: pytest.Monkey
         order.append("build")
         raise WgradError("enough")
 
-    monkeypatch.setattr(run, "check_session", check)
-    monkeypatch.setattr(run, "build_session", build)
+    monkeypatch.setattr(whole_run, "check_session", check)
+    monkeypatch.setattr(whole_run, "build_session", build)
     data, out = ("examples/data/proverbs.jsonl",), str(tmp_path / "out")
     with pytest.raises(WgradError, match="enough"):
-        run.run_finetune(FinetuneConfig(model="examples/base_model", data=data, out=out, device="cpu", max_steps=1))
+        run_finetune(FinetuneConfig(model="examples/base_model", data=data, out=out, device="cpu", max_steps=1))
     assert order == ["check", "check", "build"]
 
 

@@ -25,7 +25,7 @@ import pytest
 
 from tests.portability.dawn import LAVAPIPE, front_driver
 from tests.train.test_recovery import Runs, contents
-from wgrad.train.run import finetune, kept_state, recovery
+from wgrad.train.run import kept_state, recovery, whole_run
 from wgrad.train.run.recovery import MOST
 
 SEED = 0
@@ -38,7 +38,7 @@ class Campaign:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.runs = self.losses = self.steps = self.given_up = 0
         self.reopening: list[float] = []
-        after, reopened = finetune._Finetuning.after, recovery.Losses.reopened
+        after, reopened = whole_run.WholeRun.after, recovery.Losses.reopened
 
         def counted(run: Any, *given: Any) -> Any:
             self.losses += 1
@@ -55,7 +55,7 @@ class Campaign:
             self.reopening.append(time.monotonic() - begun)
             return device
 
-        patch.setattr(finetune._Finetuning, "after", counted)
+        patch.setattr(whole_run.WholeRun, "after", counted)
         patch.setattr(recovery.Losses, "reopened", timed)
         patch.setattr(kept_state, "_SECONDS", 0.0)
 

@@ -15,14 +15,8 @@ from tests.train.conftest import tiny_config
 from wgrad.device.errors import WgradError
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model import patterns
-from wgrad.train.model.adapter_files import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    _unread,
-    adapter_note,
-    load_adapter,
-    save_adapter,
-)
+from wgrad.train.model.adapter_config import CONFIG_FILE, _unread, adapter_note
+from wgrad.train.model.adapter_files import WEIGHTS_FILE, load_adapter, save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, lora_shapes, match_targets
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.options.finetune_config import RunOptions

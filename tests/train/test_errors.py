@@ -26,7 +26,7 @@ from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.option_text import size
 from wgrad.train.output.checkpoints import KEEP
-from wgrad.train.run import finetune, session
+from wgrad.train.run import session, whole_run
 from wgrad.train.run.disk_room import check_disk, disk_need
 
 pytestmark = pytest.mark.usefixtures("short_samples")
@@ -223,7 +223,7 @@ def test_the_disk_is_compared_with_what_a_run_takes(
     model, out = make_checkpoint(), tmp_path / "out"
     kind = ["--full", "--learning-rate", "1e-4"] if full else ["--lora-r", "16"]
     with monkeypatch.context() as patched:
-        patched.setattr(finetune, "check_disk", seen := Mock(wraps=check_disk))
+        patched.setattr(whole_run, "check_disk", seen := Mock(wraps=check_disk))
         assert main([*options_for(model, text_data, out), *kind]) == 0
     assert "the disk has" not in capsys.readouterr().out
     ((_, trained, steps), _) = seen.call_args
@@ -266,11 +266,11 @@ def test_the_disk_is_compared_before_weights_are_read_and_with_the_steps_that_ar
 ) -> None:
     model = make_checkpoint()
     options = options_for(model, text_data, tmp_path / "out")
-    monkeypatch.setattr(finetune, "check_disk", seen := Mock(return_value=""))
+    monkeypatch.setattr(whole_run, "check_disk", seen := Mock(return_value=""))
     assert main(options) == 0 == main([*options, "--resume", "--max-steps", "5"])
     assert [call.args[2] for call in seen.call_args_list] == [3, 2]
-    monkeypatch.setattr(finetune, "check_disk", Mock(side_effect=WgradError("full")))
-    monkeypatch.setattr(finetune, "build_session", build := Mock())
+    monkeypatch.setattr(whole_run, "check_disk", Mock(side_effect=WgradError("full")))
+    monkeypatch.setattr(whole_run, "build_session", build := Mock())
     assert main([*options_for(model, text_data, tmp_path / "other"), "--device", "wgpu"]) == 2
     assert not build.called
 
@@ -283,7 +283,7 @@ def test_a_model_that_does_not_fit(
     def build(*args: Any, **kwargs: Any) -> Any:
         raise errors.OutOfMemory("no memory for 12 bytes")
 
-    monkeypatch.setattr(finetune, "build_session", build)
+    monkeypatch.setattr(whole_run, "build_session", build)
     assert main(options_for(make_checkpoint(), text_data, tmp_path / "out")) == 2
     err = capsys.readouterr().err
     assert err == "wgrad: error: no memory for 12 bytes: use a smaller model\n"
@@ -294,14 +294,14 @@ def test_a_lost_device_keeps_the_last_checkpoint(
 ) -> None:
     errors = pytest.importorskip("wgrad.device.errors")
     model, out = make_checkpoint(), tmp_path / "out"
-    step = finetune.Trainer.step
+    step = whole_run.Trainer.step
 
     def lost(self: Any, item: Any, lr: float) -> None:
         if item.index == 2:
             raise errors.DeviceLost("the device was lost: restart the driver")
         step(self, item, lr)
 
-    monkeypatch.setattr(finetune.Trainer, "step", lost)
+    monkeypatch.setattr(whole_run.Trainer, "step", lost)
     assert main(options_for(model, text_data, out)) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "the device was lost" in err

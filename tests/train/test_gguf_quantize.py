@@ -16,7 +16,8 @@ from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from wgrad.device.formats.gguf_quantize import quantize_rows
 from wgrad.train.files.imatrix_file import Imatrix
 from wgrad.train.model.gguf_mix import MIXES, stored_type
-from wgrad.train.model.gguf_model import GgufModel, save_gguf
+from wgrad.train.model.gguf_model import GgufModel
+from wgrad.train.model.gguf_write import save_gguf
 from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import weight_specs

@@ -336,16 +336,16 @@ def test_a_run_saves_and_says_by_which_signal_it_ended(
 
 
 def test_pressed_twice_while_a_checkpoint_is_written(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from wgrad.train.run import finetune
+    from wgrad.train.run import whole_run
 
-    save = finetune.save_session_adapter
+    save = whole_run.save_session_adapter
 
     def pressed(*given: Any) -> None:
         press()
         press()
         save(*given)
 
-    monkeypatch.setattr(finetune, "save_session_adapter", pressed)
+    monkeypatch.setattr(whole_run, "save_session_adapter", pressed)
     out = tiny / "out"
     assert main(options_for(tiny, out)) == 130
     monkeypatch.undo()

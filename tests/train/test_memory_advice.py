@@ -90,7 +90,7 @@ def test_rows_that_cannot_fit_are_refused_before_anything_is_loaded(
 ) -> None:  # fmt: skip
     needed = estimate_activations(RunOptions(max_length=32), load_model_config(make_checkpoint()))
     for there, status in ((needed, 0), (needed - 1, 2), (needed // 4, 2)):
-        monkeypatch.setattr("wgrad.train.run.session.main_memory", lambda there=there: there)
+        monkeypatch.setattr("wgrad.train.run.build_session.main_memory", lambda there=there: there)
         out = tmp_path / str(there)
         assert (
             finetune(make_checkpoint, text_data, out, "--device", "cpu", "--gradient-accumulation-steps", "1") == status

@@ -20,7 +20,8 @@ from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.model.adapter_files import adapter_note, load_adapter, save_adapter
+from wgrad.train.model.adapter_config import adapter_note
+from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.config_file import UNSUPPORTED
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.inputs import whole_inputs

@@ -54,7 +54,8 @@ from wgrad.train.files.gguf_files import header_digest
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model import load_streamed
 from wgrad.train.model.adapter_files import save_adapter
-from wgrad.train.model.gguf_model import GgufModel, save_gguf
+from wgrad.train.model.gguf_model import GgufModel
+from wgrad.train.model.gguf_write import save_gguf
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.mamba_sizes import Mamba2
 from wgrad.train.model.model_config import ModelConfig, load_model_config

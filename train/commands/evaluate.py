@@ -20,7 +20,7 @@ from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import Batch, eval_batches
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.open_model import Opened, open_model
-from wgrad.train.model.adapter_files import adapter_note
+from wgrad.train.model.adapter_config import adapter_note
 from wgrad.train.options.choices import Stream
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.plan import training_needs

@@ -10,7 +10,8 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
 from wgrad.train.data.tokenizer_source import find_source
-from wgrad.train.model.adapter_files import adapter_note, load_adapter
+from wgrad.train.model.adapter_config import adapter_note
+from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.gguf_adapter import is_gguf_adapter, save_gguf_adapter
 from wgrad.train.model.lora import expert_modules, linear_modules
 from wgrad.train.model.model_config import load_model_config

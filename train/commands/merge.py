@@ -22,7 +22,8 @@ from wgrad.train.data.gguf_tokenizer import changed_keys, write_tokenizer
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.data.tokenizer_source import TokenizerSource, find_source, save_tokenizer
 from wgrad.train.files.decode import read_yaml
-from wgrad.train.model.adapter_files import adapter_note, load_adapter, refuse_variant
+from wgrad.train.model.adapter_config import adapter_note, refuse_variant
+from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.gguf_model import FILE, GgufModel
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.load_weights import load_frozen

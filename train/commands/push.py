@@ -11,8 +11,9 @@ from wgrad.train.data.tokenizer_source import tokenizer_files
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.hub import is_hub_id
 from wgrad.train.files.hub_upload import upload
-from wgrad.train.model.adapter_files import CONFIG_FILE as ADAPTER_CONFIG
-from wgrad.train.model.adapter_files import WEIGHTS_FILE, base_of_adapter
+from wgrad.train.model.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
+from wgrad.train.model.adapter_config import base_of_adapter
+from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.option_text import size

@@ -10,6 +10,7 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 _EPS = 1e-5
@@ -25,8 +26,30 @@ def measure(sizes: dict[str, Any]) -> dict[str, Any]:
         `samples` in seconds, `losses`, the number of `trainable` parameters, and `compute`.
     """
     torch = importlib.import_module("torch")
-    functional = torch.nn.functional
     torch.manual_seed(0)
+    adapters, loss = _llama(torch, sizes)
+    optimizer = torch.optim.AdamW(adapters, lr=1e-4)
+    ids = torch.randint(0, sizes["vocab"], (sizes["tokens"],))
+    samples, losses = list[float](), list[float]()
+    while len(losses) < sizes["settle"] + sizes["samples"]:
+        start = time.perf_counter()
+        value = loss(ids)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(adapters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.item())
+        if len(losses) > sizes["settle"]:
+            samples.append(time.perf_counter() - start)
+            if sum(samples) > sizes["most_seconds"]:
+                break
+    trainable = sum(adapter.numel() for adapter in adapters)
+    return {"samples": samples, "losses": losses, "trainable": trainable, "compute": "bfloat16"}
+
+
+def _llama(torch: Any, sizes: dict[str, Any]) -> tuple[list[Any], Callable[[Any], Any]]:
+    """Return the adapters of a Llama with random weights, and the function from tokens to its loss."""
+    functional = torch.nn.functional
     hidden, inner, head = sizes["hidden"], sizes["intermediate"], sizes["head_dim"]
     heads, kv_heads, tokens = sizes["heads"], sizes["kv_heads"], sizes["tokens"]
     adapters: list[Any] = []
@@ -70,23 +93,7 @@ def measure(sizes: dict[str, Any]) -> dict[str, Any]:
             x = x + down(functional.silu(gate(y)) * up(y))
         return functional.cross_entropy((norm(x) @ lm_head.T).float()[:-1], ids[1:])
 
-    optimizer = torch.optim.AdamW(adapters, lr=1e-4)
-    ids = torch.randint(0, sizes["vocab"], (tokens,))
-    samples, losses = list[float](), list[float]()
-    while len(losses) < sizes["settle"] + sizes["samples"]:
-        start = time.perf_counter()
-        value = loss(ids)
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(adapters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(value.item())
-        if len(losses) > sizes["settle"]:
-            samples.append(time.perf_counter() - start)
-            if sum(samples) > sizes["most_seconds"]:
-                break
-    trainable = sum(adapter.numel() for adapter in adapters)
-    return {"samples": samples, "losses": losses, "trainable": trainable, "compute": "bfloat16"}
+    return adapters, loss
 
 
 if __name__ == "__main__":

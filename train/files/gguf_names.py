@@ -180,6 +180,8 @@ _NEMOTRON_H_MOE = _NEMOTRON_H | {
     **{f"ffn_{part}_shexp": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
 }
 QKV = "attn_qkv"  # files of Phi-2 may have q, k and v in one tensor
+# Divisors of each pair's frequency: llama3's scaling, and longrope's beyond the original length and within it.
+ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 # Names of tensors by general.architecture; PAIRED below are those whose rotary embedding rotates neighboring rows.
 ARCHITECTURES = {
     **dict.fromkeys(

@@ -10,7 +10,8 @@ import numpy as np
 from wgrad.device.contract import Device
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.open_model import Opened
-from wgrad.train.model.adapter_files import adapter_note, load_adapter
+from wgrad.train.model.adapter_config import adapter_note
+from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.adapter_mix import Loaded, first_that_mix, mix
 from wgrad.train.model.dora import with_inverses
 from wgrad.train.model.lora import Adapter, LoraConfig, adaptable

@@ -19,7 +19,7 @@ from wgrad.device.files import atomic_file
 from wgrad.train.files.gguf_files import permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.files.gguf_names import PAIRED
-from wgrad.train.model.adapter_files import refuse_variant
+from wgrad.train.model.adapter_config import refuse_variant
 from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, tensor_name
 from wgrad.train.model.gguf_linear import order_of
 from wgrad.train.model.gguf_mamba import multiplier

@@ -13,6 +13,7 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_fields import GgufFields
+from wgrad.train.files.gguf_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.config_file import RopeFile
 from wgrad.train.model.expert_keys import ExpertsFile
@@ -22,7 +23,6 @@ from wgrad.train.model.gguf_fixed import EXAONE_32B, GGUF_LARGEST, GRANITE, UNRO
 from wgrad.train.model.gguf_latent import keys_of_latent, yarn_of_latent
 from wgrad.train.model.gguf_linear import keys_of_linear
 from wgrad.train.model.gguf_mamba import MAMBA_2, UNROTATED, keys_of_mamba
-from wgrad.train.model.gguf_model import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from wgrad.train.model.gguf_shared_keys import SHARING, keys_of_shared
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD

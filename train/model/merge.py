@@ -20,7 +20,8 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_folder, free_bytes, write_text
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.gguf_mamba import plain_keys
-from wgrad.train.model.gguf_model import FILE, GgufModel, WriteTokenizer, save_gguf
+from wgrad.train.model.gguf_model import FILE, GgufModel
+from wgrad.train.model.gguf_write import WriteTokenizer, save_gguf
 from wgrad.train.model.load_weights import read_restored
 from wgrad.train.model.lora import MAGNITUDE, LoraConfig, is_whole
 from wgrad.train.model.model_config import ModelConfig

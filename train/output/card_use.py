@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.train.files.decode import read_json
-from wgrad.train.model.adapter_files import CONFIG_FILE as ADAPTER_CONFIG
-from wgrad.train.model.adapter_files import variant_in
+from wgrad.train.model.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
+from wgrad.train.model.adapter_config import variant_in
 from wgrad.train.model.multimodal import loaded_whole, named_in_whole
 
 _CONFIG = "config.json"

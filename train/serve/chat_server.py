@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from wgrad.device.errors import WgradError
-from wgrad.train.model.adapter_files import CONFIG_FILE as ADAPTER_CONFIG
+from wgrad.train.model.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.network_options import KEY_VARIABLE

@@ -21,7 +21,7 @@ from typing import Any
 from wgrad.device.errors import WgradError
 from wgrad.device.files import make_folder, own_file, writing
 from wgrad.train.files.input_files import expand_path
-from wgrad.train.model.adapter_files import CONFIG_FILE as ADAPTER_CONFIG
+from wgrad.train.model.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
 from wgrad.train.options.option_fields import command_words
 from wgrad.train.output.checkpoints import Checkpoints

@@ -124,18 +124,7 @@ def build_trainable(
         WgradError: Options and model do not fit together, or memory is too small.
     """
     config = replace(config, compute=compute_type(config.compute, device))
-    offloaded = offloaded_layers(config, model_config)
-    options: dict[str, Any] = {
-        "positions": max(positions, config.max_length),
-        "dtype": np.dtype(config.compute),
-        "recompute": recomputed_layers(config, model_config),
-        "offload": 0 if device.shared_memory else offloaded,
-        "keep_attention": keeps_attention(config, model_config),
-        "keep_norms": config.keep_norms is not False,
-        "mlp_chunk_bytes": mlp_chunk_bytes(config),
-        "mlp_chunks_above": None if config.mlp_chunk is None else 0,
-        "balance": balance(config, model_config, device),
-    }
+    options = _model_options(config, model_config, device, positions)
     base = count_parameters(model_config)
     if config.full:
         parameters = _all_parameters(config, model_config, folder, device, progress, contents)
@@ -143,10 +132,7 @@ def build_trainable(
         return TrainableModel(Model(model_config, whole, device, **options), parameters, None, base)
     with advising(for_parameters(config)):
         lora, values, start = _start(config, model_config)
-    rounding = Rounding.of(config.qat, folder, model_config) if config.qat else None
-    if rounding is not None and (lora.dora or lora.modules_to_save):
-        what = "is a DoRA adapter" if lora.dora else f"has {lora.modules_to_save[0]} whole"
-        raise WgradError(f"--qat: {config.adapter} {what}, which is not rounded in training: leave one of the two out")
+    rounding = _rounding(config, lora, folder, model_config)
     weights = load_base(
         folder,
         model_config,
@@ -179,6 +165,33 @@ def build_trainable(
         parameters.changed()
     model = Model(model_config, weights, device, adapter=adapter, **options)
     return TrainableModel(model, parameters, lora, base + parameters.count, start)
+
+
+def _model_options(config: RunOptions, model_config: ModelConfig, device: Device, positions: int) -> dict[str, Any]:
+    """Return the model's options: its dtype, what is kept for the backward and where, and the balance of experts."""
+    offloaded = offloaded_layers(config, model_config)
+    return {
+        "positions": max(positions, config.max_length),
+        "dtype": np.dtype(config.compute),
+        "recompute": recomputed_layers(config, model_config),
+        "offload": 0 if device.shared_memory else offloaded,
+        "keep_attention": keeps_attention(config, model_config),
+        "keep_norms": config.keep_norms is not False,
+        "mlp_chunk_bytes": mlp_chunk_bytes(config),
+        "mlp_chunks_above": None if config.mlp_chunk is None else 0,
+        "balance": balance(config, model_config, device),
+    }
+
+
+def _rounding(
+    config: RunOptions, lora: LoraConfig, folder: str | os.PathLike[str], model_config: ModelConfig
+) -> Rounding | None:
+    """Return the rounding of --qat, if it is set. Raises WgradError if it does not round all that the adapter has."""
+    rounding = Rounding.of(config.qat, folder, model_config) if config.qat else None
+    if rounding is not None and (lora.dora or lora.modules_to_save):
+        what = "is a DoRA adapter" if lora.dora else f"has {lora.modules_to_save[0]} whole"
+        raise WgradError(f"--qat: {config.adapter} {what}, which is not rounded in training: leave one of the two out")
+    return rounding
 
 
 def _all_parameters(

@@ -21,7 +21,7 @@ from wgrad.train.files.gguf_splits import one_of_each, part_name
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.hub_headers import model_without_weights
 from wgrad.train.files.input_files import exists, expand_path, one_line
-from wgrad.train.model.adapter_files import base_of_adapter
+from wgrad.train.model.adapter_config import base_of_adapter
 from wgrad.train.model.gguf_config import config_of_gguf
 from wgrad.train.model.gguf_experts import gguf_specs
 from wgrad.train.model.model_config import parse_model_config
