@@ -35,7 +35,7 @@ GPU_FN void store(void* p, u32 type, u64 i, float x) {
   }
 }
 
-// Eight neighbours; those from `end` on read as 0 and are not written.
+// Eight neighbors; those from `end` on read as 0 and are not written.
 GPU_FN Eight eight_zeros() { return {{0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f}}; }
 template <class T>
 GPU_FN Eight widen(const T* p) {

@@ -4,7 +4,7 @@
 // parts: float32 [splits, B, T, H, D]; part_lse: float32 [splits, B, H, T], -1e30 where a share held no key that the
 // query sees; o: [B, T, H, D] float16 or bfloat16 (to nearest even); lse: float32 [B, H, T]. rows = B T H, D a multiple
 // of 4.
-// Launch: ceil(rows D / 4 / 256) groups of 256; a work-item makes four neighbours of o, the first of a row its lse too.
+// Launch: ceil(rows D / 4 / 256) groups of 256; a work-item makes four neighbors of o, the first of a row its lse too.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), section 3.1 (rescaling partial results).
 #include "attention_matrix.hpp"
 

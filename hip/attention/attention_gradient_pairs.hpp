@@ -1,4 +1,4 @@
-// The loop of attention's gradient on RDNA, heads of 256: two neighbouring waves have the same columns, and a half of
+// The loop of attention's gradient on RDNA, heads of 256: two neighboring waves have the same columns, and a half of
 // the width each. attention_gradient.hpp defines the names. Each wave has partial sums of s and of g, which
 // it gives to the other through LDS, both at once; then both compute p and ds from the same bits.
 //

@@ -1,4 +1,4 @@
-// The forward's loop over keys for heads of 256: two neighbouring waves have the same queries, and half of the width
+// The forward's loop over keys for heads of 256: two neighboring waves have the same queries, and half of the width
 // each: of Q, K and V, and so of the result. Each makes a part of S^T, hands it to the other through LDS before the
 // barrier that there is anyway, and adds the other's to its own behind it (attention_pairs.hpp). Both do the softmax,
 // on the same bits.

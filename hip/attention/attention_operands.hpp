@@ -16,7 +16,7 @@ using Splat = float;
 constexpr int THREADS = WAVES * GPU_WAVE;
 
 // How waves share the owned rows, the columns of every matmul. Heads of 256: on CDNA a wave has half as many of them;
-// on RDNA, where one has no registers for results of that width, two neighbouring waves have the same ones, and a half
+// on RDNA, where one has no registers for results of that width, two neighboring waves have the same ones, and a half
 // of the width each.
 template <int D>
 struct Share {
@@ -31,7 +31,7 @@ struct Share {
 // ---- tiles of rows in LDS -------------------------------------------------------------------------------------------
 // Chunk c (128 bits) of row r lies in slot c ^ swizzle(r) of the row. CDNA serves 128-bit reads eight lanes at a time,
 // 0-3 with 20-23, 4-7 with 16-19 and so on: along, rows 0-3 of chunk c with rows 4-7 of chunk c ^ 1; across, chunks
-// 0-3 of row r with chunks 4-7 of row r + 4. RDNA serves eight neighbours: along, eight consecutive rows;
+// 0-3 of row r with chunks 4-7 of row r + 4. RDNA serves eight neighbors: along, eight consecutive rows;
 // when rows are stored (attention_walked_twice.hpp), four chunks of row r with the same four of row r + 8 (RDNA3) or
 // r + 4. All hit every bank once. swizzle(a ^ b) = swizzle(a) ^ swizzle(b).
 GPU_FN constexpr u32 swizzle(u32 row) { return GPU_CDNA ? row % 4 * 2 : row % 8 ^ row / 8 % 2 * 4; }

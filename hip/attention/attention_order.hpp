@@ -3,7 +3,7 @@
 // Work-groups start in the order of their numbers, x first, and the dies of a GPU take them in turn.
 //   - Late queries see more keys. Their blocks come first, for all heads, so that the launch ends with short ones.
 //   - Heads that share K and V go to one die, whose L2 then reads these once: of every row of the grid a die takes
-//     neighbouring heads, as many as the other dies or one more.
+//     neighboring heads, as many as the other dies or one more.
 // tests/hip/executor/grid.py models the effect.
 // Sources: AMD, CDNA3 white paper (work-groups go to the dies in turn); Graham 1969 (long jobs first).
 #pragma once

@@ -1,4 +1,4 @@
-// Pairs of neighbouring waves, each with half of the head width. A wave's partial sums of a tile of scores go to the
+// Pairs of neighboring waves, each with half of the head width. A wave's partial sums of a tile of scores go to the
 // other wave of the pair through LDS and are added there. a + b = b + a exactly, so both waves hold the same bits.
 #pragma once
 #include "attention_matrix.hpp"

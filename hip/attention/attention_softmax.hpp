@@ -64,7 +64,7 @@ template <class T, int D>
 struct Softmax {
   using S = Shape<D>;
   static constexpr int TILES = S::TILES, DEPTHS = S::WIDTH / DEPTH, PIECES = S::WIDTH / 16;
-  // Neighbours of the head width that a lane's results of one row are.
+  // Neighbors of the head width that a lane's results of one row are.
   static constexpr int WIDE = S::HALVES > 1 ? Transposed<S::WIDTH>::WIDE : PIECES;
 
   Chunk q[TILES][DEPTHS];

@@ -30,7 +30,7 @@ struct AcrossTile {
   }
 };
 
-// A thread's share of a tile: eight elements of FOUR rows that are neighbours in the order of inner().
+// A thread's share of a tile: eight elements of FOUR rows that are neighbors in the order of inner().
 template <int ROWS, int D>
 struct FourRows {
   using Across = AcrossTile<(D < 128 ? D : 128)>;  // of 256: half of the width behind the other

@@ -185,7 +185,7 @@ struct Tile {
       for (u32 j = 0; j < 4; j++) at[j][i] = 0.f;
   }
   // += sum over n < inner of left(row, n) right(n, column), which are 0 beyond their ends. A barrier() must already
-  // separate this from what other work-items wrote to global memory. LEFT, RIGHT: ALONG where neighbours in memory
+  // separate this from what other work-items wrote to global memory. LEFT, RIGHT: ALONG where neighbors in memory
   // differ in n, ACROSS where they differ in the row (of the right operand: the column).
   template <Order LEFT, Order RIGHT, class L, class R>
   GPU_FN void add(float* memory, u32 inner, L left, R right) {

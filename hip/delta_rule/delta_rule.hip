@@ -6,7 +6,7 @@
 //     output:        y = inside q S + scores new
 //     scan_backward: from the last chunk on: dnew = scores' dy + to_end k dS;
 //                    dS = whole dS + (inside q)' dy - (X beta inside k)' dnew
-//     grads:         gradients of normalised q and k, of v and of the gates;  channels: of q and k before normalisation
+//     grads:         gradients of normalized q and k, of v and of the gates;  channels: of q and k before normalization
 //     step:          token by token, updating a state
 //
 // qkv [batch, tokens, channels] and scratch arrays as in chunks.hpp, and
@@ -383,7 +383,7 @@ extern "C" GPU_KERNEL(256) void delta_grads(DELTA_ARGUMENTS, const float* info, 
   }
 }
 
-// dqkv: receives the gradients of q and k, summed over the heads that share a key head, before normalisation:
+// dqkv: receives the gradients of q and k, summed over the heads that share a key head, before normalization:
 // dx = (dx1 - x1 (x1 dx1)) / |x|, x1 = x / |x|.
 // Launch: (tokens of the segment, batch) work-groups of 256; each wave loops over the 2 key_heads vectors.
 extern "C" GPU_KERNEL(256) void delta_channels(DELTA_ARGUMENTS, const float* info, const float* dqk, void* dqkv) {

@@ -1,7 +1,7 @@
 // NF4, a format of frozen weights (weight_formats.hpp): 4-bit codes of 16 levels, one scale for a block of elements.
 //
 //     element = scale of its block * level of its code; element 2j is the high nibble of byte j (bitsandbytes' layout)
-//     NESTED (double quantisation): scale = nested_code[absmax] * nested_absmax + nested_offset, absmax 8 bits,
+//     NESTED (double quantization): scale = nested_code[absmax] * nested_absmax + nested_offset, absmax 8 bits,
 //     nested_absmax one for 2^nested_shift blocks
 //
 // Blocks are 2^block_shift elements, a multiple of 8, as are rows; a weight has fewer than 2^32 elements.

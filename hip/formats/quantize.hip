@@ -1,5 +1,5 @@
 // NF4 by blocks: absmax of each, code = number of thresholds below x (1 / absmax) (a tie takes the lower code), element
-// 2j in the high nibble of byte j; value for value what bitsandbytes makes. Double quantisation: offset = mean of
+// 2j in the high nibble of byte j; value for value what bitsandbytes makes. Double quantization: offset = mean of
 // absmax, then 8-bit codes of absmax - offset by blocks of 256 over thresholds [255].
 //   x [n], y [n] f32, f16 or bf16 (type); packed u8 [ceil(n / 2)]; absmax f32 [blocks] (u8 codes when nested);
 //   nested_absmax f32 [ceil(blocks / 256)], nested_code f32 [256], offset f32 [1].

@@ -19,7 +19,7 @@ struct Least {
   GPU_FN u32 operator()(u32 a, u32 b) const { return min(a, b); }
 };
 
-// The element of largest magnitude among the N elements of each of LANES neighbouring lanes; of equal ones the first.
+// The element of largest magnitude among the N elements of each of LANES neighboring lanes; of equal ones the first.
 template <u32 LANES, u32 N>
 GPU_FN float furthest(const float (&x)[N]) {
   float most = 0.f;

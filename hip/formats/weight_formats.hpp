@@ -8,7 +8,7 @@
 // The parameters come in the order in which gemm/linear.py packs them. The weight's type, in the format's header, has:
 //     Ahead look(origin, offset)                  starts the loads that those of `fetch` wait for, a tile earlier
 //     Raw fetch(origin, offset, count, ahead)     starts the loads of 8 elements, of which `count` lie in the matrix
-//     static arrive(raw)                          an optimisation barrier for what was loaded: the wait stays here
+//     static arrive(raw)                          an optimization barrier for what was loaded: the wait stays here
 //     Raw4 fetch4(origin, offset)                 the same of 4 elements, at once, for products in float32
 //     float scale(raw), float value(raw, i)       element i of either is their product; every lane takes part
 // Elements are numbered row by row, from `origin` (the same for all lanes) + `offset`, a multiple of 8 (of 4).

@@ -87,7 +87,7 @@ struct Core {
 #pragma unroll
     for (int h = 0; h < 2; ++h) y[h] = read(lds + BUFFER / 2, at_b[flip] + 4 * (k * STRIDE + 32 * h));
   }
-  // acc += x y^T. Along the diagonals of 2 x 2 blocks: neighbours then differ in both sources, which come from
+  // acc += x y^T. Along the diagonals of 2 x 2 blocks: neighbors then differ in both sources, which come from
   // different register banks, and one result is even and one odd, so that the compiler can issue them as a pair.
   GPU_FN void step(const gpu::f32x4 (&x)[BLOCKS], const gpu::f32x4 (&y)[2]) {
 #pragma unroll

@@ -29,7 +29,7 @@ GPU_FN gpu::u32x4 zero_unless(bool inside, gpu::u32x4 x) {
 // ---- sources of operands --------------------------------------------------------------------------------------------
 // `fetch` starts the loads of 8 elements; `open`, `look_up`, `word` and `pair` make operands of what arrived. `look`
 // starts, a tile earlier, the loads that those of `fetch` depend on; `arrive` fixes the place of the wait for them.
-// DECODES: `open` zeroes what lies beyond K. A word is two 16-bit elements: neighbours in one chunk, or the same
+// DECODES: `open` zeroes what lies beyond K. A word is two 16-bit elements: neighbors in one chunk, or the same
 // element of two chunks.
 struct Nothing {};
 

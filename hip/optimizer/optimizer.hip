@@ -1,4 +1,4 @@
-// The optimiser step over one flat float32 buffer; scalars stay on the device (layouts of hyper [4] and state [8] are
+// The optimizer step over one flat float32 buffer; scalars stay on the device (layouts of hyper [4] and state [8] are
 // in autograd/ops/optimizer.py).
 //   grad_norm: g [n] -> part [work-groups, 2]: sum of squares of the finite elements, number of the others; then
 //   grad_norm_total: part -> out [2]. clip: one work-item. adamw: in place on p, m, v [n].

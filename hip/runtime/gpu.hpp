@@ -112,7 +112,7 @@ template <int N, class T>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
-// Eight neighbours, in float32.
+// Eight neighbors, in float32.
 struct Eight {
   float at[8];
 };

@@ -98,7 +98,7 @@ GPU_FN void lds_barrier() {
 }
 // Instructions are not moved across this one.
 GPU_FN void sched_fence() { __builtin_amdgcn_sched_barrier(0); }
-// An optimisation barrier: to the compiler the result is a new value wherever this stands. So x is complete here (the
+// An optimization barrier: to the compiler the result is a new value wherever this stands. So x is complete here (the
 // wait for a load stays where its value is used), and what follows from it is recomputed instead of being kept in
 // registers through a loop. x fits registers: a number or a vector.
 template <class T>
