@@ -27,6 +27,8 @@ from wgrad.train.model.multimodal import MULTIMODAL
 from wgrad.train.model.rope_scaling import ROPE_TYPES, rope_tables
 from wgrad.train.model.save_model import save_description
 from wgrad.train.model.weights import layer_flops, weight_specs
+from wgrad.train.options.finetune_config import FinetuneConfig
+from wgrad.train.run.session import open_session
 
 Config = Callable[..., dict[str, Any]]
 
@@ -404,6 +406,31 @@ def test_time_steps_beyond_a_float(make_config: Config) -> None:
     raw = make_config("Mamba2ForCausalLM")
     with pytest.raises(WgradError, match="time_step_limit must be two numbers"):
         parse_model_config(raw | {"time_step_limit": [0.0, 10**400]})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "asked"),
+    [
+        ("LlamaForCausalLM", {}, ()),
+        ("LlamaForCausalLM", {"attention_dropout": 0.0, "hidden_dropout": 0.1}, ()),
+        ("LlamaForCausalLM", {"attention_dropout": 0.25}, (("attention_dropout", 0.25),)),
+        ("PhiForCausalLM", {"resid_pdrop": 0.1}, (("resid_pdrop", 0.1),)),
+        ("SeedOssForCausalLM", {}, (("attention_dropout", 0.1), ("residual_dropout", 0.1))),
+        ("SeedOssForCausalLM", {"attention_dropout": 0, "residual_dropout": None}, ()),
+    ],
+)
+def test_dropout_that_is_asked_for(architecture: str, changes: dict, asked: tuple, make_config: Config) -> None:
+    raw = {key: value for key, value in make_config(architecture).items() if "drop" not in key}
+    assert parse_model_config(raw | changes).dropouts == asked
+
+
+def test_a_run_says_that_it_does_not_apply_them(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_checkpoint(architecture="PhiForCausalLM", resid_pdrop=0.1, attention_dropout=0.05)
+    open_session(FinetuneConfig(model=str(model), data=(str(text_data),), out=str(tmp_path / "out"), device="cpu"))
+    said = "note: attention_dropout 0.05 and resid_pdrop 0.1 of config.json: not applied here, as transformers does"
+    assert said in capsys.readouterr().out
 
 
 def test_infinity_as_python_writes_it(make_checkpoint: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -340,6 +341,19 @@ def test_every_key_of_transformers_is_read_or_refused(architecture: str) -> None
     if architecture in ("NemotronHForCausalLM", "Mamba2ForCausalLM"):
         names = {name for name in names if not NOT_READ.fullmatch(name)}
     assert [name for name in names if not HARMLESS.fullmatch(name)] == []
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_dropouts_that_transformers_applies_are_known(architecture: str) -> None:
+    """A run says that they are not applied: the keys that the modules read, with the defaults of the class."""
+    family = FAMILIES[architecture]
+    kind = transformers.CONFIG_MAPPING[family.model_type]
+    path = Path(inspect.getfile(kind))
+    path = path.with_name(path.name.replace("configuration_", "modeling_"))
+    text = path.read_text(encoding="utf-8") if path.exists() else ""  # two are there as configurations alone
+    read = set(re.findall(r"config\.(\w*dropout|\w+_pdrop)\b", text))
+    of_text = {field.name: field.default for field in dataclasses.fields(kind) if field.name in read}
+    assert of_text.items() <= family.keys.dropouts.items()
 
 
 @pytest.mark.parametrize("how", ["as it is", "missing", "null"])

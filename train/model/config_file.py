@@ -126,6 +126,7 @@ class ConfigFile(Struct, kw_only=True):
         reversed_rope: Whether heads are rotated in the other direction.
         some_have_experts: Whether models of the family may have experts or not.
         unsupported: Like UNSUPPORTED, for this family.
+        dropouts: Keys of the dropout that transformers applies in training, with their defaults.
     """
 
     default_theta: ClassVar[float] = 10_000.0
@@ -134,6 +135,7 @@ class ConfigFile(Struct, kw_only=True):
     reversed_rope: ClassVar[bool] = False
     some_have_experts: ClassVar[bool] = False
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    dropouts: ClassVar[Mapping[str, float]] = {"attention_dropout": 0.0}
     vocab_size: Vocabulary = 32_000
     hidden_size: Width = 4096
     intermediate_size: Width = 11_008
@@ -158,6 +160,11 @@ class ConfigFile(Struct, kw_only=True):
         """Return the number of heads, the number of key heads, and the width of a head."""
         heads = self.num_attention_heads
         return heads, self.num_key_value_heads or heads, self.head_dim or self.hidden_size // heads
+
+    def asked_dropouts(self, raw: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+        """Return the dropouts above 0 of a config.json, by key."""
+        found = {key: raw.get(key, default) for key, default in self.dropouts.items()}
+        return tuple((key, p) for key, p in found.items() if isinstance(p, (int, float)) and p > 0)
 
     @property
     def balance(self) -> float:

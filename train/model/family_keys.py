@@ -5,6 +5,7 @@ The defaults are those of transformers' configuration classes. Values that are n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
@@ -228,6 +229,7 @@ class Olmo3File(LayerTypesFile, kw_only=True):
 
 class Phi3File(ConfigFile, kw_only=True):
     partial_rotary: ClassVar[bool] = True
+    dropouts: ClassVar[Mapping[str, float]] = {"attention_dropout": 0.0, "resid_pdrop": 0.0}
     vocab_size: Vocabulary = 32_064
     hidden_size: Width = 3072
     intermediate_size: Width = 8192

@@ -142,6 +142,7 @@ class OlmoFile(ConfigFile, kw_only=True):
 
 class PhiFile(LayerNormFile, kw_only=True):
     partial_rotary: ClassVar[bool] = True
+    dropouts: ClassVar[Mapping[str, float]] = {"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
     vocab_size: Vocabulary = 51_200
     hidden_size: Width = 2048
     intermediate_size: Width = 8192
@@ -152,6 +153,7 @@ class PhiFile(LayerNormFile, kw_only=True):
 
 class StableLmFile(LayerNormFile, kw_only=True):
     partial_rotary: ClassVar[bool] = True
+    dropouts: ClassVar[Mapping[str, float]] = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
     vocab_size: Vocabulary = 50_304
     hidden_size: Width = 2560
     intermediate_size: Width = 6912
@@ -163,6 +165,11 @@ class StableLmFile(LayerNormFile, kw_only=True):
 
 
 class Starcoder2File(LayerNormFile, kw_only=True):
+    dropouts: ClassVar[Mapping[str, float]] = {
+        "attention_dropout": 0.0,
+        "residual_dropout": 0.0,
+        "embedding_dropout": 0.0,
+    }
     vocab_size: Vocabulary = 49_152
     hidden_size: Width = 3072
     intermediate_size: Width = 12_288

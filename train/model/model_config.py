@@ -97,6 +97,7 @@ class ModelConfig:
         text_of: Multimodal architecture of which this is the text model, or "".
         extra_layers: Number of multi-token prediction layers that files may have, which are ignored.
         fp8_block, packing: Storage of the files' quantized weights.
+        dropouts: Keys of config.json that ask for dropout in training, with their values. It is not applied.
     """
 
     architecture: str
@@ -185,6 +186,7 @@ class ModelConfig:
     embedding: str = field(default="model.embed_tokens", repr=False, compare=False)
     fp8_block: tuple[int, int] | None = field(default=None, repr=False, compare=False)
     packing: Packing | None = field(default=None, repr=False, compare=False)
+    dropouts: tuple[tuple[str, float], ...] = field(default=(), repr=False, compare=False)
 
     @property
     def in_peft(self) -> str:
@@ -354,6 +356,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         quantization=nf4(file.quantization_config, where),
         fp8_block=fp8_block(file.quantization_config, where),
         packing=packing_of(file.quantization_config, where),
+        dropouts=file.asked_dropouts(raw),
         **variant,
     )
 

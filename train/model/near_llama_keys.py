@@ -83,6 +83,7 @@ class CwmFile(LayerTypesFile, kw_only=True):
 
 
 class SeedOssFile(ConfigFile, kw_only=True):
+    dropouts: ClassVar[Mapping[str, float]] = {"attention_dropout": 0.1, "residual_dropout": 0.1}
     vocab_size: Vocabulary = 155_136
     intermediate_size: Width = 27_648
     num_hidden_layers: Count = 64

@@ -157,7 +157,7 @@ def phi3(keys: Phi3File) -> dict[str, Any]:
 
 
 def phi(keys: PhiFile) -> dict[str, Any]:
-    """Phi-1, 1.5 (arXiv 2309.05463) and 2. Its dropout (resid_pdrop) is ignored, since adapters have their own."""
+    """Phi-1, 1.5 (arXiv 2309.05463) and 2."""
     return {
         "layer_norm": True,
         "rms_norm_eps": keys.layer_norm_eps,

@@ -102,6 +102,8 @@ def open_session(
     for remark in (note, use_chat_template(tokenizer, config.chat_template, kept)):
         if remark:
             display.say(f"note: {remark}")
+    if asked := " and ".join(f"{key} {p:g}" for key, p in model_config.dropouts):
+        display.say(f"note: {asked} of config.json: not applied here, as transformers does in training")
     # A missing or damaged shard is reported before the data is tokenized.
     files, model_config, head_note = open_files(folder, model_config)
     refuse_quantized_anew(config, files, model_config)
