@@ -44,7 +44,8 @@ def once(compute: Callable[[], Sequence[Array]]) -> Sequence[Array]:
 
 
 @contextmanager
-def _keeping(kept: list[Sequence[Array]] | None) -> Iterator[None]:
+def keeping(kept: list[Sequence[Array]] | None) -> Iterator[None]:
+    """Keep the results of `once` in a list, or take them from it in a recomputation; None: keep none."""
     previous, _stretch.kept = _stretch.kept, kept
     try:
         yield
@@ -69,12 +70,12 @@ def checkpoint(
         *tensors: Arguments, saved on the device or offloaded.
         shared: Further arguments, which are never offloaded, because others save them too.
         offloading: Where to offload the saved tensors; None: keep them on the device.
-        keep: Whether to save the results of `once` too, which are attention outputs.
+        keep: Whether to save the results of `once` too: attention outputs, and LoRA's products with A.
     """
     if not is_recording():
         return fn(*tensors, *shared)
     kept: list[Sequence[Array]] | None = [] if keep else None
-    with recording(False), _keeping(kept):
+    with recording(False), keeping(kept):
         result = fn(*(t.detach() for t in (*tensors, *shared)))
     outputs = result if isinstance(result, tuple) else (result,)
     edges = [edge_of(t) for t in (*tensors, *shared)]
@@ -99,7 +100,7 @@ def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | Non
     inputs, kept = (ctx.saved, ctx.kept) if ctx.saved else _taken(ctx)
     leaves = [Tensor(data, ctx.device, needs) for data, needs in zip((*inputs, *ctx.shared), ctx.needs_grad)]
     del inputs
-    with recomputing(), _keeping(kept):
+    with recomputing(), keeping(kept):
         result = fn(*leaves)
     run_backward(result if isinstance(result, tuple) else (result,), grads)
     return [leaf.gradient for leaf in leaves]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from wgrad.autograd.checkpoint import keeping
 from wgrad.autograd.function import Context, attach
 from wgrad.autograd.tensor import (
     Tensor,
@@ -62,7 +63,8 @@ def _part(array: Array, device: Device, first: int, rows: int) -> Array:
 
 def _forward(fn: Callable[..., Tensor], given: Sequence[Array], device: Device, rows: int) -> Array:
     out, count = None, given[0].shape[0]
-    with recording(False), device.caching_dequantized():
+    # The recomputation of a checkpointed part leaves the chunks out, so nothing of them is kept for it.
+    with recording(False), keeping(None), device.caching_dequantized():
         for first in chunk_starts(device, count, rows):
             made = fn(*(Tensor(_part(x, device, first, rows), device) for x in given)).data
             if out is None:

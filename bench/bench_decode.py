@@ -1,13 +1,14 @@
 """Tokens/s of generating text on shapes of known models, with random NF4 weights; the GEMV by tile.
 
     python bench/bench_decode.py [--shapes llama-3.1-8b,llama-3.2-1b] [--prompts 1,16] [--tokens 256] [--out FILE]
-        [--stream-weights [--resident-layers N] [--whole-layers]] [--layers N]
+        [--stream-weights [--resident-layers N [--stream-head]] [--whole-layers]] [--layers N]
     python bench/bench_decode.py --sweep [--rows 1,8,16]     which VectorTile is fastest, for each GEMM of the shapes
 
 A row of the first kind: greedy, from a prompt of --prompt-tokens each, timed when the first tokens are there: the step
 is recorded by then. weight_bytes: what a step reads of weights at least, whatever the number of prompts. A row of the
 second kind: one GEMM of a layer or of the head, compared with the tile that is `chosen`.
---stream-weights: from main memory, of experts only those that a token chose; --whole-layers: all of them.
+--stream-weights: from main memory, of experts only those that a token chose; --whole-layers: all of them. With layers
+that stay, the head of a model with experts stays too, as in a run; --stream-head: it does not.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.stacks import GATE_UP, QKV
 from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.step.resident import keeps_head
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm.gemm import matmul
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
@@ -60,7 +62,9 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
     config = parse_model_config(shape.config())
     positions = args.prompt_tokens + args.tokens
     if args.stream_weights:
-        weights: Any = streamed_weights(config, device, shape.mxfp4_experts, args.resident_layers, args.whole_layers)
+        head = keeps_head(args.resident_layers, config) and not args.stream_head
+        more = {"resident": args.resident_layers, "whole_layers": args.whole_layers, "keep_head": head}
+        weights: Any = streamed_weights(config, device, shape.mxfp4_experts, **more)
     else:
         weights = random_weights(config, device)
     model = Model(config, weights, device, positions=positions, dtype=np.dtype(args.compute))
@@ -86,6 +90,7 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
     row: dict[str, Any] = {"layers": config.num_hidden_layers}
     if args.stream_weights:
         row |= {"streamed": True, "resident_layers": args.resident_layers, "whole_layers": args.whole_layers}
+        row |= {"head_streamed": args.stream_head or not keeps_head(args.resident_layers, config)}
     else:
         row |= {"weight_bytes": weight_bytes(model), "gb_per_second": weight_bytes(model) / seconds / 1e9}
     report.row(
@@ -173,6 +178,7 @@ def main() -> None:
     parser.add_argument("--stream-weights", action="store_true", help="from main memory")
     parser.add_argument("--resident-layers", type=int, default=0, help="of these, layers that stay on the device")
     parser.add_argument("--whole-layers", action="store_true", help="of these, with experts that no token chose")
+    parser.add_argument("--stream-head", action="store_true", help="of these, the head although layers stay")
     parser.add_argument("--paged", action="store_true", help="as a server's batch has them, in pages")
     parser.add_argument("--profile", action="store_true", help="a table of the kernels as well")
     parser.add_argument("--sweep", action="store_true", help="tiles of the matrix-vector product instead of texts")

@@ -8,23 +8,31 @@ from wgrad.train.commands.bench_model import RandomWeights
 from wgrad.train.model.load_streamed import chosen_share
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.streamed_weights import HostLayer, ResidentLayer, StreamedWeights, arrays_of, stays
-from wgrad.train.model.weights import weight_specs
+from wgrad.train.model.weights import EMBEDDING, HEAD, weight_specs
 from wgrad.wgsl.device import DryRunDevice
 
 
 def streamed_weights(
-    config: ModelConfig, device: Any, mxfp4_experts: bool = False, resident: int = 0, whole_layers: bool = False
+    config: ModelConfig,
+    device: Any,
+    mxfp4_experts: bool = False,
+    resident: int = 0,
+    whole_layers: bool = False,
+    keep_head: bool = False,
 ) -> StreamedWeights:
     """bench_train.py's weights, a layer at a time through the device into main memory. resident: layers that stay.
-    whole_layers: experts that no token of a few chose are copied, too."""
+    whole_layers: experts that no token of a few chose are copied, too. keep_head: the head stays as well."""
     source, dry = RandomWeights(device, mxfp4_experts), isinstance(device, DryRunDevice)
     specs = weight_specs(config)
     others = {s.name: source.make(s) for s in specs if s.kind in ("norm", "bias", "router")}
     tables: dict[str, Any] = {}
     layers: list[HostLayer | ResidentLayer] = []
     before: tuple[list[Any], dict[str, Any]] = ([], {})
+    head = EMBEDDING if config.tie_word_embeddings else HEAD
     for spec in specs:
-        if spec.kind in ("embedding", "head"):
+        if keep_head and spec.name == head:
+            others[spec.name] = device.upload(source.table(spec))
+        elif spec.kind in ("embedding", "head"):
             tables[spec.name] = device.empty_host(spec.shape, source.normal.dtype)
             if not dry:
                 device.write(tables[spec.name], source.table(spec))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
+from wgrad.autograd.checkpoint import once
 from wgrad.autograd.decoded_weights import decoded_rows
 from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.gradients import GradientWithCopy, whole_of
@@ -102,7 +103,8 @@ def linear(
     product is not computed; the residual, which must have the result's dtype, is returned in its place."""
     dtype = _rules.check(ctx.device, (x, weight, bias, residual, lora, dtype, unread), {}, ctx.name)["dtype"]
     rows = as_rows(ctx, x)
-    u = None if lora is None else lora_forward(ctx, rows, lora)
+    # It takes as long to compute as reading x, and has few columns.
+    u = None if lora is None else once(lambda: (lora_forward(ctx, rows, lora),))[0]
     only_for_a = not ctx.needs_grad[1] and lora is not None and ctx.grad_buffer(4) is not None
     ctx.x_again = ctx.recomputed_by(0) if only_for_a else None
     wants_x = (ctx.needs_grad[1] or lora is not None) and ctx.x_again is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.wgsl.launches import launched
 from wgrad.autograd import functional as F
 from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.chunks import even_rows, in_row_chunks
+from wgrad.autograd.offload import Offloading
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 from wgrad.device.formats.nf4 import NF4Array
@@ -81,6 +83,19 @@ def test_the_output_is_not_made_again_for_nobody(cpu: ReferenceDevice) -> None:
     assert calls == [128, 72]
     F.sum(y).backward()
     assert calls == [128, 72] * 2
+
+
+def test_chunks_keep_nothing_for_a_recomputation(cpu: ReferenceDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves them out, so a product with A that they kept would only take memory."""
+    x, up, down = leaves(cpu, np.random.default_rng(0))
+    moved, weight = list[tuple[int, ...]](), cpu.zeros((C, C))
+    monkeypatch.setattr(cpu, "transfer", lambda src, out: moved.append(src.shape))
+    term = F.LoraTerm(up, Tensor(cpu.zeros((C, WIDE)), cpu, True), 1.0)
+    fn = partial(F.linear, weight=weight, lora=term)
+    checkpoint(
+        lambda t: in_row_chunks(fn, F.linear(t, weight, lora=term), 128), x, keep=True, offloading=Offloading(cpu, 1)
+    )
+    assert moved == [x.shape, (x.shape[0], WIDE)]
 
 
 def test_without_a_tape_it_is_computed_and_nothing_kept(cpu: ReferenceDevice) -> None:

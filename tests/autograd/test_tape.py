@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.chunks import in_row_chunks
 from wgrad.autograd.function import Context
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, is_recomputing, no_grad, parameter
@@ -430,6 +431,42 @@ def test_attention_is_computed_again_or_kept(device: Device, monkeypatch: pytest
         F.sum(F.mul(o, o)).backward()
         found.append([o.numpy(), *map(grad, leaves)])
     assert len(calls) == (2 if keep else 4)
+    for plain, checkpointed in zip(*found, strict=True):
+        np.testing.assert_array_equal(plain, checkpointed)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_lora_multiplies_x_again_or_keeps_it(device: Device, monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
+    """The last one in chunks, which keep nothing. Every gradient has the bits of a plain call."""
+    rng, n = np.random.default_rng(3), 72
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in ((n, 9), (3, 9), (7, 3), (2, 7), (9, 2))]
+    weights = [device.upload(rng.standard_normal(shape).astype(np.float32)) for shape in ((7, 9), (9, 7))]
+    given, calls = device.gemm, []
+
+    def counted(a: Any, b: Any, **options: Any) -> Any:
+        if options.get("trans_b") and b.shape[0] in (2, 3):
+            calls.append((a.shape[0], b.shape[0]))
+        return given(a, b, **options)
+
+    def stretch(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        y = F.linear(x, weights[0], lora=F.LoraTerm(a, b, 0.5))
+
+        def fn(rows: Tensor) -> Tensor:
+            y = F.linear(F.linear(rows, weights[0]), weights[1], lora=F.LoraTerm(c, d, 0.5))
+            return F.add(rows, y)
+
+        return in_row_chunks(fn, F.linear(y, weights[1], lora=F.LoraTerm(c, d, 2.0), residual=x), 64)
+
+    monkeypatch.setattr(device, "gemm", counted)
+    found = []
+    for run in (stretch, lambda *x: F.checkpoint(stretch, *x, keep=keep)):
+        leaves = [parameter(device.upload(value), device) for value in values]
+        calls.clear()
+        y = run(*leaves)
+        F.sum(F.mul(y, y)).backward()
+        found.append([y.numpy(), *map(grad, leaves)])
+    whole, chunks = [(n, 3), (n, 2)], [(64, 2), (8, 2)]
+    assert calls == whole + chunks + ([] if keep else whole) + chunks
     for plain, checkpointed in zip(*found, strict=True):
         np.testing.assert_array_equal(plain, checkpointed)
 
