@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,10 @@ def test_without_an_adapter_the_whole_model_is_trained(tmp_path: Path, capsys: A
         ("chat_template", "tokenizer_default", {}),
         ("chat_template", "qwen3", "the model's own chat template"),
         ("early_stopping_patience", 3, "nothing is held out"),
+        ("lr_scheduler", "cosine_with_min_lr", "constant: cosine is taken"),
+        ("gradient_checkpointing", "offload", {"gradient_checkpointing": True, "offload_activations": True}),
+        ("activation_offloading", True, {"offload_activations": True}),
+        ("chat_template", "{{ messages }}", "write this template to a file"),
         ("zzzz", 3, "wgrad has no such option"),
         ("zzzz", False, {}),
         ("deepspeed", "zero3.json", "--ranks"),
@@ -216,6 +221,37 @@ def test_values(key: str, value: Any, ours: Any) -> None:
         assert [name for name, *_ in found.left] == [key] and ours in found.left[0][2]
     else:
         assert found.left == [] and ours.items() <= found.options.items()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "base_model: m\nrl: grpo\n",
+            "rl: the objectives are .*, simpo; got 'grpo': give --objective",
+        ),
+        ("model_name_or_path: m\nstage: rm\n", "stage: the objectives are .* got 'rm': give"),
+        ("model_name_or_path: m\nloss_type: apo_zero\nbeta: 0.3\n", "loss_type: the objectives are .* 'apo_zero'"),
+        ("model_name_or_path: m\nbeta: 0.3\n", "beta is an option of other trainers of TRL .* tell which: give --obj"),
+    ],
+)
+def test_the_objective_is_never_guessed(text: str, message: str, tmp_path: Path, capsys: Any) -> None:
+    """A file of another method does not become one of plain fine-tuning."""
+    (tmp_path / "c.yml").write_text(text)
+    assert main(["import-config", str(tmp_path / "c.yml")]) == 2
+    said = capsys.readouterr()
+    assert re.search(message, said.err) and said.out == ""
+    assert main(["import-config", str(tmp_path / "c.yml"), "--objective", "dpo"]) == 0
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert (
+        found["objective"] == "dpo" and "full" not in found and found.get("beta") == (0.3 if "beta" in text else None)
+    )
+
+
+def test_a_schedule_that_is_missing_is_not_the_other_tools_default() -> None:
+    left_out = import_config({"use_peft": True, "lr_scheduler_type": "cosine_with_min_lr"}, "trl")
+    for found, schedule in ((left_out, "cosine"), (import_config({"use_peft": True}, "trl"), "linear")):
+        assert RunOptions(**found.options).lr_scheduler_type == schedule
 
 
 ODD: list[Any] = [5, -1, "x", [1], {"a": 1}, True, math.inf, math.nan, [None], [{}], [[1]], 10**30, b"x",

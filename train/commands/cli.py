@@ -171,7 +171,7 @@ def _add_setting_up(add: _Add) -> None:
     importer.epilog = "What has no counterpart is listed on standard error, with the reason."
     importer.add_argument("file", metavar="FILE", help="the other tool's YAML or JSON file")
     importer.add_argument("--from", dest="tool", default=None, metavar="TOOL", help=f"whose: {', '.join(TOOLS)}")
-    add_options(importer, ImportOptions, {"out": ""})
+    add_options(importer, ImportOptions, {"objective": "", "out": ""})
     units = add("matrix-units", actions.matrix_units, "let float16 use the GPU's tensor cores, or show whether it does")
     units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
     _add_config(add("warm", actions.warm, "precompile the shaders of a run; takes the options of finetune"))

@@ -24,7 +24,9 @@ def run_import(args: ImportOptions) -> int:
     if not isinstance(values, dict) or not values:
         raise WgradError(f"import-config: {args.file}: expected lines like 'base_model: NAME', got {short(values)}")
     tool = args.tool or find_tool(values)
-    found = import_config(values, tool)
+    found = import_config(values, tool, args.objective)
+    if found.no_objective:
+        raise WgradError(f"import-config: {args.file}: {found.no_objective}: give --objective")
     if "data" not in found.options and (files := _files_of_names(values, Path(args.file).parent)):
         found.options["data"] = files
         found.left = [one for one in found.left if one[0] != "dataset"]

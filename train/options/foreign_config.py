@@ -46,10 +46,14 @@ _KERNELS = "PyTorch's kernels are chosen by it, and wgrad has its own"
 _RANKS = "several GPUs are used with --ranks"
 _LOADING = "data and models are read in wgrad's own way"
 _TOKENS = "the tokenizer is used as it is"
+# TRL's files do not name their trainer. SFTConfig has none of these.
+_OF_TRL_TRAINERS = ("beta", "max_prompt_length", "max_completion_length", "desirable_weight", "simpo_gamma",
+                    "num_generations", "precompute_ref_log_probs", "reference_free", "rpo_alpha")  # fmt: skip
 # Patterns of names -> why there is no counterpart. A pattern must match the whole name.
 _WHY = {
     r"flash_attention|flash_attn.*|attn_implementation|sdp_attention|xformers_attention|.*_attention": _KERNELS,
     r"liger_.*|enable_liger_kernel|use_liger.*|torch_compile.*|use_unsloth.*|unsloth_.*|fused_.*": _KERNELS,
+    r"lora_(mlp|qkv|o|embedding)_kernel|use_kernels|kernel_config|use_scattermoe|use_sonicmoe|plugins": _KERNELS,
     r"gradient_checkpointing_kwargs|cut_cross_entropy|disable_gradient_checkpointing|use_cache": _KERNELS,
     r"bf16|fp16|tf32|dtype|torch_dtype|bfloat16|float16|pure_bf16|bnb_4bit_compute_dtype|bf16_full_eval": (
         "the device decides what it computes in; --compute asks for a type"
@@ -60,7 +64,9 @@ _WHY = {
     ),
     r"trust_remote_code|model_type|tokenizer_type|is_.*_derived_model|use_fast_tokenizer|tokenizer_use_fast": _LOADING,
     r"tokenizer_config|cache_dir|dataset_num_proc|remove_unused_columns|low_cpu_mem_usage|dataset_kwargs": _LOADING,
-    r"special_tokens|added_tokens_overrides|tokens|add_tokens|add_special_tokens|resize_.*": _TOKENS,
+    r"max_samples|dataset_exact_deduplication|skip_prepare_dataset": "all records of the data are used",
+    r"max_prompt_length|max_completion_length": "max_length is for prompt and completion together",
+    r"special_tokens|added_tokens_overrides|(eot_|add_|add_special_)?tokens|eos_token|resize_.*": _TOKENS,
     r"pad_to_sequence_len|pad_token|eval_sample_packing|group_by_length|neat_packing|padding_.*": (
         "sequences are padded or packed without it"
     ),
@@ -70,7 +76,7 @@ _WHY = {
     r"overwrite_output_dir|resume_from_checkpoint|auto_resume_from_checkpoints": "a run goes on with --resume",
     r"hub_.*|push_to_hub.*|hf_use_auth_token": "a model is uploaded with wgrad push",
     r"(wandb|comet|mlflow|trackio|swanlab|run_name).*": "a tracker is configured by its own variables",
-    r"do_train|do_eval|do_predict|strict|plot_loss|ddp_timeout|predict_with_generate|include_.*|logging_first_step": "",
+    r"log_level|do_(train|eval|predict)|strict|plot_loss|predict_with_generate|include_.*|logging_first_step": "",
     r"per_device_eval_batch_size|eval_batch_size|eval_accumulation_steps|eval_on_start": (
         "an evaluation has the batch size of training"
     ),
@@ -81,8 +87,12 @@ _WHY = {
 
 @dataclass
 class Imported:
-    """Converted options, and what was left out (`left`): another tool's key, its value, and the reason."""
+    """Converted options, and what was left out (`left`): another tool's key, its value, and the reason.
 
+    no_objective: why the file tells no objective of wgrad, or "".
+    """
+
+    no_objective: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     left: list[tuple[str, Any, str]] = field(default_factory=list)
 
@@ -98,8 +108,11 @@ def find_tool(values: Mapping[str, Any]) -> str:
     raise WgradError(f"import-config: no key tells whose file this is: give --from, one of {', '.join(TOOLS)}")
 
 
-def import_config(values: Mapping[str, Any], tool: str) -> Imported:
-    """Return the options that a file of another tool means, and what has no counterpart."""
+def import_config(values: Mapping[str, Any], tool: str, objective: str | None = None) -> Imported:
+    """Return the options that a file of another tool means, and what has no counterpart.
+
+    objective: taken in place of the file's.
+    """
     found = Imported()
     taken: dict[str, Any] = {}
     for key, value in values.items():
@@ -113,7 +126,14 @@ def import_config(values: Mapping[str, Any], tool: str) -> Imported:
         except Left as left:
             if str(left):
                 found.left.append((str(key), value, str(left)))
+    if objective is not None:
+        taken["objective"] = objective
+    elif "objective" not in taken:
+        found.no_objective = _no_objective(values, tool)
     options = _DEFAULTS[tool] | _adapter(values, tool) | taken
+    for name, value, _ in found.left:
+        if name in ("lr_scheduler", "lr_scheduler_type"):
+            options["lr_scheduler_type"] = _nearest_schedule(value)
     if tool == "llama-factory" and "lora_alpha" not in taken:
         options["lora_alpha"] = 2.0 * float(options["lora_r"])
     held_out = options.get("eval_data") or options.get("eval_fraction")
@@ -137,6 +157,18 @@ def import_config(values: Mapping[str, Any], tool: str) -> Imported:
     return found
 
 
+def _no_objective(values: Mapping[str, Any], tool: str) -> str:
+    """Return why a file tells no objective of wgrad, or "" if it is plain fine-tuning."""
+    named = {"axolotl": ("rl", "reward_model"), "llama-factory": ("stage",), "trl": ("loss_type",)}[tool]
+    for key in (key for key in named if values.get(key) not in (None, "", False)):
+        return f"{key}: the objectives are {', '.join(OBJECTIVES)}; got {short(values[key])}"
+    of_others = [key for key in _OF_TRL_TRAINERS if tool == "trl" and values.get(key) is not None]
+    if not of_others:
+        return ""
+    told = "is an option" if len(of_others) == 1 else "are options"
+    return f"{' and '.join(of_others)} {told} of other trainers of TRL than SFT's, and the file does not tell which"
+
+
 def _leave_contradictions(found: Imported) -> None:
     """Leave out options that contradict others. WgradError: the file cannot be converted."""
     while True:
@@ -146,6 +178,8 @@ def _leave_contradictions(found: Imported) -> None:
         except WgradError as error:
             told = re.match(r"--([\w-]+): (.*)", str(error))
             name = told[1].replace("-", "_") if told else ""
+            if name == "objective" and found.options.get("full"):
+                name = "full"  # a run with another objective would be another run
             if told is None or name not in found.options:
                 raise
             found.left.append((name, found.options.pop(name), told[2].partition(": ")[0]))
@@ -285,8 +319,12 @@ def _warmup_ratio(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 def _scheduler(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     name = {"constant_with_warmup": "constant"}.get(str(value), value)
     if name not in get_args(Schedule):
-        raise Left(f"the schedules are {', '.join(get_args(Schedule))}")
+        raise Left(f"the schedules are {', '.join(get_args(Schedule))}: {_nearest_schedule(value)} is taken")
     return {"lr_scheduler_type": name}
+
+
+def _nearest_schedule(value: Any) -> str:
+    return "cosine" if "cosine" in str(value) else "linear"
 
 
 def _optimizer(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,7 +337,8 @@ def _optimizer(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checkpointing(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    return {"gradient_checkpointing": value not in (False, "false")}
+    offloads = {"offload_activations": True} if value in ("offload", "offload_disk") else {}
+    return {"gradient_checkpointing": value not in (False, "false"), **offloads}
 
 
 def _held_out(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,6 +356,8 @@ def _template(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if value in TEMPLATES or str(value).endswith((".jinja", ".jinja2")):
         return {"chat_template": value}
+    if "{" in str(value):
+        raise Left("write this template to a file, and give that as --chat-template")
     raise Left("the model's own chat template is used: give --chat-template for another")
 
 
@@ -375,4 +416,5 @@ _SPECIAL: dict[str, Convert] = {
     "dataset_test_split": _nothing, "eval_steps": _every("eval_steps"), "save_steps": _every("save_steps"),
     "logging_steps": _every("logging_steps"), "dataset_dir": _nothing, "peft_use_dora": _switch("use_dora"),
     "peft_use_rslora": _switch("use_rslora"), "pissa_init": _pissa, "peft_init_lora_weights": _start,
+    "activation_offloading": _switch("offload_activations"),
 }  # fmt: skip

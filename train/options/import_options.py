@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wgrad.train.options.foreign_config import TOOLS
+from wgrad.train.options.objectives import OBJECTIVES
 from wgrad.train.options.options import Options, option
 
 
@@ -14,4 +15,7 @@ class ImportOptions(Options):
 
     file: str = option("", "the other tool's YAML or JSON file", path=True)
     tool: str | None = option(None, "whose file it is (default: found by its keys)", choices=TOOLS)
+    objective: str | None = option(
+        None, "the training objective, where the file does not name it", choices=tuple(OBJECTIVES)
+    )
     out: str | None = option(None, "file to write (default: print it)", metavar="FILE", path=True)
