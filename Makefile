@@ -58,7 +58,11 @@ $(VENV)/installed: $(SOURCES) | python
 # (collecting the tests takes 32 seconds of processor without it, 13 with it).
 # One process collects and is forked; WORKERS='-n auto --dist worksteal': pytest-xdist, where each collects.
 WORKERS ?= -p tests.forks --forks auto
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV_TEST)/bin/python -m pytest $(WORKERS) --maxprocesses 4
+# A software driver's compiler allocates faster with jemalloc. conftest.py keeps it from programs that tests start.
+JEMALLOC = $(if $(LD_PRELOAD),,$(firstword $(wildcard /usr/lib/*/libjemalloc.so.2)))
+PRELOAD = $(if $(JEMALLOC),LD_PRELOAD=$(JEMALLOC) MALLOC_CONF=dirty_decay_ms:-1$(comma)muzzy_decay_ms:-1$(comma)narenas:1)
+comma = ,
+PYTEST = $(PRELOAD) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV_TEST)/bin/python -m pytest $(WORKERS) --maxprocesses 4
 
 test: setup
 	$(PYTEST) $(PYTEST_FLAGS)

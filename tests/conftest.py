@@ -75,7 +75,15 @@ def _own_cache(config: pytest.Config) -> None:
     config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
 
 
+def _keep_allocator() -> None:
+    """Keep the Makefile's jemalloc from programs that tests start: some have their memory limited or measured."""
+    if "libjemalloc" in os.environ.get("LD_PRELOAD", ""):
+        del os.environ["LD_PRELOAD"]
+        os.environ.pop("MALLOC_CONF", None)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    _keep_allocator()
     if not hasattr(config, "workerinput"):  # workers inherit the environment of the process that starts them
         _own_cache(config)
     os.environ.setdefault("GALLIVM_PERF", "nopt")

@@ -12,6 +12,7 @@ has clang-19 && has ld.lld-19 || groups+=('clang-19 lld-19')
 has node || groups+=(nodejs)
 has chromium || has chromium-browser || has google-chrome || groups+=(chromium)
 has_library libvulkan_radeon.so && has_library libvulkan.so.1 || groups+=('mesa-vulkan-drivers libvulkan1')
+has_library libjemalloc.so.2 || groups+=(libjemalloc2) # tests only take longer without it
 
 "${PYTHON:-python3}" tests/portability/fetch_dawn.py ||
     { has npm && npm ci --prefix tests/portability --ignore-scripts --no-audit --no-fund --loglevel=error; } &

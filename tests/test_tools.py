@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tests import conftest, tools
 
@@ -48,6 +51,17 @@ def test_collection_imports_no_oracle() -> None:
 def test_collection_starts_no_thread() -> None:
     """A process with threads cannot be forked (tests/forks.py)."""
     assert conftest.threads_after_collection == 1
+
+
+@pytest.mark.parametrize(("library", "kept"), [("libjemalloc.so.2", False), ("libasan.so.8", True)])
+def test_programs_that_tests_start_have_the_allocator_of_a_real_run(
+    monkeypatch: pytest.MonkeyPatch, library: str, kept: bool
+) -> None:
+    names = ("LD_PRELOAD", "MALLOC_CONF")
+    for name in names:
+        monkeypatch.setenv(name, f"/usr/lib/{library}")
+    conftest._keep_allocator()
+    assert [name in os.environ for name in names] == [kept] * 2
 
 
 def test_what_earlier_files_left_is_not_searched_for_garbage() -> None:
