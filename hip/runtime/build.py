@@ -273,7 +273,8 @@ def check(folder: Path, architectures: list[str], only: str, *, jobs: int = 0) -
                 f" objects were made with {made_with[architecture]}, and this is {version}"
             )
     wrong = [f"{name} is not what the sources give" for name in differing(folder, _pairs(same, only, HIP), jobs=jobs)]
-    print("\n".join(wrong) or f"every code object of {', '.join(same) or 'no architecture'} is what the sources give")
+    if same:
+        print("\n".join(wrong) or f"every code object of {', '.join(same)} is what the sources give")
     lacking = missing_compilers(architectures)
     print("".join(f"not checked: {line}\n" for line in lacking), end="")
     return 1 if wrong else 2 if lacking else 0

@@ -5,6 +5,7 @@ Each use is in its own process.
 
 from __future__ import annotations
 
+import importlib.util
 import lzma
 import os
 import shutil
@@ -16,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.hip.emulator.build import clang, lock
-from tests.tools import CLANG
-from wgrad.hip.runtime.objects import HIP, OPTIONS, headers, sources
+from tests.tools import CLANG, CLANG_22
+from wgrad.hip.runtime.objects import HIP, OPTIONS, headers, source_file, sources
 
 RTC = Path(__file__).parent / "emulator" / "rtc"
 USE = """
@@ -174,18 +175,31 @@ def test_an_unsupported_architecture_is_refused_first(card: Card) -> None:
     assert card.given() == []
 
 
-@pytest.mark.parametrize("source", sources(), ids=lambda p: p.stem)
-def test_every_source_keeps_hiprtcs_rules(source: Path, tmp_path: Path) -> None:
-    """C++17, no other headers, and no name that collides with HIP's own device functions and types."""
-    CLANG.require()
-    import importlib.util
-
+@pytest.fixture(scope="module")
+def rules() -> Any:
+    """compile.py of the emulated hiprtc."""
     spec = importlib.util.spec_from_file_location("rtc_compile", RTC / "compile.py")
     assert spec is not None and spec.loader is not None
-    rules = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rules)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda p: p.stem)
+def test_every_source_keeps_hiprtcs_rules(source: Path, rules: Any, tmp_path: Path) -> None:
+    """C++17, no other headers, and no name that collides with HIP's own device functions and types."""
+    CLANG.require()
     for path in (source, *headers()):
         shutil.copy(path, tmp_path)
     for architecture in ("gfx1151", "gfx942"):
         said = rules.check_by_the_rules(tmp_path, source.name, [f"--offload-arch={architecture}", *OPTIONS])
         assert "error:" not in said, said
+
+
+@pytest.mark.parametrize("source", ["gemm", "attention_backward_dq"])
+def test_sources_with_instructions_of_cdna4_keep_them_too(source: str, rules: Any, tmp_path: Path) -> None:
+    CLANG_22.require()
+    for path in (source_file(source), *headers()):
+        shutil.copy(path, tmp_path)
+    said = rules.check_by_the_rules(tmp_path, f"{source}.hip", ["--offload-arch=gfx950", *OPTIONS], "clang-22")
+    assert "error:" not in said, said

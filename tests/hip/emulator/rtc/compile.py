@@ -18,14 +18,14 @@ HOST = {"gfx950": 942}
 CLANG = "clang-19"
 
 
-def check_by_the_rules(folder: Path, name: str, options: list[str]) -> str:
+def check_by_the_rules(folder: Path, name: str, options: list[str], clang: str = CLANG) -> str:
     """Return clang's errors about the program; empty without any."""
-    found = subprocess.run([CLANG, "-print-resource-dir"], capture_output=True, text=True, check=True).stdout.strip()
+    found = subprocess.run([clang, "-print-resource-dir"], capture_output=True, text=True, check=True).stdout.strip()
     prelude = folder / "prelude.h"
     prelude.write_text(f'#include "{found}/include/__clang_hip_runtime_wrapper.h"\nstruct half {{ short bits; }};\n')
     command = [
-        CLANG, "-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-nostdlibinc", "-D__HIPCC_RTC__",
-        "-include", str(prelude), *(o.replace("gfx950", "gfx942") for o in options), "-fsyntax-only", name,
+        clang, "-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-nostdlibinc", "-D__HIPCC_RTC__",
+        "-include", str(prelude), *options, "-fsyntax-only", name,
     ]  # fmt: skip
     return subprocess.run(command, cwd=folder, capture_output=True, text=True).stderr
 
@@ -33,7 +33,7 @@ def check_by_the_rules(folder: Path, name: str, options: list[str]) -> str:
 def main() -> int:
     folder, name = Path(sys.argv[1]), sys.argv[2]
     options = (folder / "options").read_text().split()
-    wrong = check_by_the_rules(folder, name, options)
+    wrong = check_by_the_rules(folder, name, [o.replace("gfx950", "gfx942") for o in options])
     if "error:" in wrong:
         (folder / "log").write_text(wrong)
         return 1
