@@ -21,11 +21,6 @@ from wgrad.device.formats.nf4 import NF4Array
 N, C, WIDE = 200, 7, 50
 
 
-@pytest.fixture
-def cpu() -> ReferenceDevice:
-    return ReferenceDevice()
-
-
 def leaves(device: Any, rng: np.random.Generator) -> list[Tensor]:
     """x [N, C], and the two weights of a stretch; float64."""
     shapes = (N, C), (WIDE, C), (C, WIDE)

@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from tests.conftest import wgpu_sibling
 from wgrad.train.commands.cli import main
+from wgrad.train.data.tokenizer import Tokenizer as LoadedTokenizer
+from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
@@ -462,6 +464,12 @@ def make_tokenizer(tokenizer_json: str, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def tokenizer(make_tokenizer: Callable[..., Path]) -> LoadedTokenizer:
+    """Return the tokenizer of `make_tokenizer`, whose tokenizer.json adds <s>."""
+    return load_tokenizer(make_tokenizer(bos_in_json=True))
+
+
+@pytest.fixture
 def write_lines(tmp_path: Path) -> Callable[..., str]:
     """Return write(*objects, name="data.jsonl"), which writes a JSONL file; text is written unchanged."""
 
@@ -503,3 +511,8 @@ def choose_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("wgrad.train.run.session.select_device", chosen)
     monkeypatch.setattr("wgrad.train.commands.plan.select_device", chosen)
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    """Return |a - b| / |b|."""
+    return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))

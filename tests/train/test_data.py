@@ -18,11 +18,6 @@ from wgrad.train.options.finetune_config import RunOptions
 EOS = 1
 
 
-@pytest.fixture
-def tokenizer(make_tokenizer) -> Tokenizer:
-    return load_tokenizer(make_tokenizer(bos_in_json=True))
-
-
 def load(path: str, tokenizer: Tokenizer, **options) -> Dataset:
     return load_data(RunOptions(data=(path,), **({"eval_fraction": 0, "max_length": 200} | options)), tokenizer)
 
@@ -207,7 +202,7 @@ def test_held_out_data_of_its_own(tokenizer: Tokenizer, write_lines) -> None:
     data = load(train, tokenizer, eval_data=(other, more))
     assert (len(data.train), held_out(data)) == (2, [f"{other}:1", f"{more}:2", f"{more}:3"])
     assert (data.bad_lines, data.examples) == (1, 5)
-    with pytest.raises(WgradError, match=r"--eval-data: '\S+other.jsonl' is given twice"):
+    with pytest.raises(WgradError, match=r"--eval-data: '\S+jsonl' is given twice"):
         load(train, tokenizer, eval_data=(other, more, other))
 
 

@@ -17,16 +17,11 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data import table_records
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.text_windows import WINDOW
-from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.options.finetune_config import RunOptions
 
 EOS = 1
 LINES = b'{"text": "Hear."}\n{"text": "See."}\n'
-
-
-@pytest.fixture
-def tokenizer(make_tokenizer) -> Tokenizer:
-    return load_tokenizer(make_tokenizer(bos_in_json=True))
 
 
 def load(path: Path | str, tokenizer: Tokenizer, **options) -> Dataset:

@@ -21,7 +21,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.csv_records import csv_rows
 from wgrad.train.data.data import Dataset
 from wgrad.train.data.data_files import _BLOCK, open_data
-from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.data.tokenizer import Tokenizer
 
 TURNS = [{"role": "user", "content": 'Say "no", [then] go\n'}, {"role": "assistant", "content": "é, {知}\\"}]
 RECORDS: list[dict[str, Any]] = [
@@ -29,11 +29,6 @@ RECORDS: list[dict[str, Any]] = [
     {"prompt": "", "completion": "end \\\\"},
 ]
 CHATS: list[dict[str, Any]] = [{"messages": TURNS, "other": 1}, {"messages": TURNS[::-1], "other": 2}]
-
-
-@pytest.fixture
-def tokenizer(make_tokenizer) -> Tokenizer:
-    return load_tokenizer(make_tokenizer(bos_in_json=True))
 
 
 def array(records: list[dict[str, Any]]) -> bytes:

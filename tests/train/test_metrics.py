@@ -82,7 +82,10 @@ def test_a_line_that_is_no_sample_is_left_out(line: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("losses", [(1e300, -1e300), (5e-324, 0.0), (1e-310, 3e-310), (1e300, 1e300)], ids=str)
 def test_extreme_losses_are_drawn(losses: tuple[float, float]) -> None:
-    ElementTree.fromstring(loss_curve([record(i + 1, loss=loss) for i, loss in enumerate(losses)]))
+    picture = loss_curve([record(i + 1, loss=loss) for i, loss in enumerate(losses)])
+    elements = list(ElementTree.fromstring(picture).iter())
+    places = [element.get(key, "") for element in elements for key in ("d", "points", "x", "y")]
+    assert any(places) and not any(word in place for place in places for word in ("nan", "inf"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.tools import oracle_package
-from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import ALL, restored, write_gguf
 from tests.train.nf4_writer import nf4_arrays, save_nf4_checkpoint
 from tests.train.test_oracle_model import own_name
@@ -73,10 +73,6 @@ def their_logits(model: Any, ids: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         logits = model(torch.tensor(ids.astype(np.int64)), use_cache=False).logits
     return logits.reshape(-1, logits.shape[-1]).double().numpy()
-
-
-def distance(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))
 
 
 def their_base(folder: Path, dtype: Any = None) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.tools import oracle_package
+from tests.train.conftest import distance
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
@@ -59,10 +60,6 @@ def our_logits(model: Model, ids: np.ndarray) -> np.ndarray:
 def their_logits(model: Any, ids: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         return model(torch.tensor(ids[None].astype(np.int64)), use_cache=False).logits[0].double().numpy()
-
-
-def distance(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))
 
 
 def their_model(folder: Path, dtype: Any = None) -> Any:

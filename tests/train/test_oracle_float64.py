@@ -15,8 +15,8 @@ import pytest
 
 from tests.tools import oracle_package
 from tests.train import test_oracle_model
-from tests.train.conftest import as_in_files, random_weights, tiny_config, write_checkpoint
-from tests.train.test_oracle_model import CASES, batch, distance, exact_norms, full_model, make_inputs, oracle
+from tests.train.conftest import as_in_files, distance, random_weights, tiny_config, write_checkpoint
+from tests.train.test_oracle_model import CASES, batch, exact_norms, full_model, make_inputs, oracle
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor
 from wgrad.train.model.load_weights import load_untrained

@@ -18,7 +18,7 @@ import pytest
 
 from tests.family_table import PAGE, counted, page
 from tests.tools import oracle_package
-from tests.train.conftest import GEMMA4_EXPERTS, as_in_files
+from tests.train.conftest import GEMMA4_EXPERTS, as_in_files, distance
 from tests.train.exact_delta_net import exact_delta_net
 from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
@@ -609,11 +609,6 @@ def make_inputs(device: Device, ids: np.ndarray, targets: np.ndarray, doc_start:
         cache_len=device.upload(np.zeros(1, np.int32)),
         targets=device.upload(targets.reshape(-1)),
     )
-
-
-def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Return |a - b| / |b|."""
-    return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -13,17 +13,12 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.packing import BatchStream, Document, Pair, eval_batches, preference_batch
-from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.options.finetune_config import RunOptions
 
 ASK = {"role": "user", "content": "Is it wise?"}
 YES, NO = ({"role": "assistant", "content": text} for text in ("It is.", "No, and never was."))
 PAIR = {"prompt": "Is it wise?", "chosen": " It is.", "rejected": " No, and never was."}
-
-
-@pytest.fixture
-def tokenizer(make_tokenizer: Any) -> Tokenizer:
-    return load_tokenizer(make_tokenizer(bos_in_json=True))
 
 
 def load(path: str, tokenizer: Tokenizer, objective: Any = "dpo", **options: Any) -> Dataset:
