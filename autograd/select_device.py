@@ -20,7 +20,9 @@ from wgrad.autograd.selftest import probe as self_check
 from wgrad.autograd.selftest.verify import turn_off_what_failed
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceUnavailable, NoGpu, OperatorMissing
+from wgrad.device.shown import short
 
+_LONGEST = 500  # characters of a name; drivers' names are shorter
 SPECS = "auto, hip, hip:<index or part of a name>, wgpu, wgpu:<index or part of a name>, cpu"
 SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
 AMD = 0x1002  # PCI vendor id
@@ -45,6 +47,8 @@ def select_device(spec: str = "auto", needs: Needs | None = None, *, kernels: bo
     Raises:
         DeviceUnavailable: The spec is unknown, or names a device that cannot be used here or lacks a needed operator.
     """
+    if len(spec) > _LONGEST:
+        raise DeviceUnavailable(f"device {short(spec)} is not known; use one of: {SPECS}")
     kind, _, rest = spec.strip().partition(":")
     makers: dict[str, Callable[[], Device]] = {
         "auto": lambda: _auto(needs, kernels),

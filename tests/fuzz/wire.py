@@ -172,6 +172,7 @@ async def _connection(make: Any, data: bytes, left: bool) -> bytes:
                 await _until(is_over, "a request is not answered")
         finally:
             reading.cancel()
+            await asyncio.wait({reading})  # else it would stop watching the next socket of the same number
     return bytes(said)
 
 

@@ -29,6 +29,7 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
 from wgrad.device.main_memory import main_memory
 from wgrad.train.commands.selftest import package_versions
+from wgrad.train.files.decode import decode_json
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
 
@@ -214,8 +215,8 @@ def _run_process(
 def take(part: dict[str, Any], line: str) -> None:
     """Add a line of a part's process to the report: {"set": {...}} or {"add": [name of a list, row]}."""
     try:
-        said = msgspec.json.decode(line, type=_Said)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        said = decode_json(line.encode("utf-8", "replace"), _Said, "")
+    except WgradError:
         return  # printed by a driver
     part.update(said.set)
     if said.add is not None:

@@ -8,6 +8,7 @@ Sources: github.com/vllm-project/compressed-tensors (compressors), github.com/NV
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -166,6 +167,11 @@ class PackedEntry(TensorEntry):
             found = self._unpacked(found, 0 if self.packing.method == COMPRESSED else 1)
         if self.packing.less_one:
             found = (found + 1) & ((1 << self.packing.bits) - 1)
+        if found.size % shape[1] or found.size < math.prod(shape):
+            raise WgradError(
+                f"{zeros.source}: {one_line(zeros.name)} in {zeros.path} must have a zero point for each of "
+                f"{math.prod(shape)} scales; got {found.size}: {FETCH}"
+            )
         return found.astype(np.float32).reshape(-1, shape[1])[: shape[0]]
 
     def _columns(self, columns: int, groups: int) -> np.ndarray:

@@ -225,7 +225,7 @@ def _expected(name: str, hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[
 def _check(field: dataclasses.Field[Any], value: Any) -> None:
     choices, rule = field.metadata["choices"], field.metadata["rule"]
     if choices and value not in choices and (value is not None or field.default is not None):
-        listed, near = ", ".join(map(str, choices)), did_you_mean(str(value), map(str, choices))
+        listed, near = ", ".join(map(str, choices)), did_you_mean(short(value).strip("'"), map(str, choices))
         raise WgradError(f"{flag(field.name)}: must be one of {listed}; got {short(value)}{near}")
     if rule and value is not None and not rule[1](value):
         raise WgradError(f"{flag(field.name)}: {rule[0]}; got {show(value)}")

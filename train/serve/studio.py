@@ -296,6 +296,8 @@ async def _data(request: Request) -> Response:
     """Answer with examples of the data, the tokens that are trained on, and statistics."""
     values = given_values(FinetuneConfig, (await _object(request)).get("options"))
     files = values.pop("data", [])
+    if not isinstance(files, list):
+        raise WgradError("--data: expected a list of files: give one per line")
     if "-" in files:
         raise WgradError("--data: standard input cannot be read from a page: give a file")
     words = command_words(FinetuneConfig, {k: v for k, v in values.items() if k not in ("out", "resume")})
