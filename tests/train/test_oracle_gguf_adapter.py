@@ -135,6 +135,9 @@ EXTRA["Gemma3nForCausalLM"] = {
     "activation_sparsity_pattern": [0.95] * 2, "final_logit_softcapping": 30.0, "rope_local_base_freq": 500.0,
 }  # fmt: skip
 EXTRA["Gemma4ForCausalLM"] = {"use_double_wide_mlp": True, "final_logit_softcapping": 3.0}
+EXTRA["Llama4ForCausalLM"] = {
+    "num_hidden_layers": 4, "no_rope_layers": None, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 64,
+}  # fmt: skip
 GELU = ("Gemma", "PhiFor", "Starcoder")
 IN_GGUF = [name for name, family in FAMILIES.items() if family.gguf]
 ADAPTERS = {
@@ -233,7 +236,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
             value = permuted(value, heads[part])
         if "norm" in part and name.endswith(".weight") and "linear_attn" not in name:
             value = value + np.float32(config.norm_offset)
-        if kind == "gpt-oss" and value.ndim == 3:
+        if kind in ("gpt-oss", "llama4") and value.ndim == 3:
             value = value.swapaxes(1, 2)
         value = to_gguf(config, name, value)
         parts = {name: value.reshape(gguf_shape(config, name, value.shape))}
@@ -284,7 +287,9 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, np.ndarray, np.ndarray]
     """
 
     def make(architecture: str, lora: LoraConfig) -> tuple[Path, np.ndarray, np.ndarray]:
-        layers = {} if architecture == "Gemma4ForCausalLM" else {"num_hidden_layers": 2}
+        # llama.cpp ends if Llama 4 has no layer that sees all tokens.
+        all_layers = architecture in ("Gemma4ForCausalLM", "Llama4ForCausalLM")
+        layers = {} if all_layers else {"num_hidden_layers": 2}
         raw = tiny_config(architecture, **SIZES | EXTRA.get(architecture, {}) | layers)
         weights = random_weights(raw)
         folder, adapter = write_checkpoint(tmp_path / "model", raw, weights), tmp_path / "adapter"

@@ -499,10 +499,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def batch(vocab: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids and targets, int32 [ROWS, TOKENS]. Some targets are ignored."""
+def batch(vocab: int, tokens: int = TOKENS, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and targets, int32 [ROWS, tokens]. Some targets are ignored."""
     generator = np.random.default_rng(seed)
-    ids = generator.integers(0, vocab, (ROWS, TOKENS)).astype(np.int32)
+    ids = generator.integers(0, vocab, (ROWS, tokens)).astype(np.int32)
     targets = np.full_like(ids, -100)
     targets[:, :-1] = ids[:, 1:]
     targets[generator.random(ids.shape) < 0.2] = -100
@@ -590,13 +590,13 @@ def own_name(name: str) -> str:
     return name.replace("backbone.", "model.").replace("model.embeddings.", "model.embed_tokens.")
 
 
-def full_model(folder: Path, device: Device) -> tuple[Model, FlatParameters]:
+def full_model(folder: Path, device: Device, positions: int = 64) -> tuple[Model, FlatParameters]:
     config = load_model_config(folder)
     specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1) for s in weight_specs(config) if s.trained]
     parameters = FlatParameters(specs, device)
     load_trainable(folder, config, {n: t.data for n, t in parameters.tensors.items()}, device)
     weights = parameters.tensors | load_untrained(folder, config, device)
-    return Model(config, weights, device, positions=64), parameters
+    return Model(config, weights, device, positions=positions), parameters
 
 
 def make_inputs(device: Device, ids: np.ndarray, targets: np.ndarray, doc_start: np.ndarray | None = None) -> Inputs:
@@ -619,16 +619,16 @@ def test_logits_loss_and_every_gradient(case: str, make_checkpoint: Any, device:
     check_against_the_oracle(make_checkpoint(options.pop("architecture", "LlamaForCausalLM"), **options), device)
 
 
-def check_against_the_oracle(folder: Path, device: Device) -> None:
-    ids, targets = batch(load_model_config(folder).vocab_size)
+def check_against_the_oracle(folder: Path, device: Device, tokens: int = TOKENS) -> None:
+    ids, targets = batch(load_model_config(folder).vocab_size, tokens)
     true_logits, true_loss, true_grads = oracle(folder, torch.float64, ids, targets)
     plain_logits, plain_loss, plain_grads = oracle(folder, torch.float32, ids, targets)
 
-    model, parameters = full_model(folder, device)
+    model, parameters = full_model(folder, device, max(tokens, 64))
     inputs = make_inputs(device, ids, targets)
     inputs.tables = model.token_tables(ids.size)
     if inputs.tables is not None:
-        row = np.tile(np.arange(TOKENS, dtype=np.int32), (ROWS, 1))
+        row = np.tile(np.arange(tokens, dtype=np.int32), (ROWS, 1))
         inputs.tables.write(device, row, np.zeros_like(row))
     logits = device.download(model.logits(model.hidden(inputs).data))
     assert distance(logits, true_logits) <= 2 * distance(plain_logits, true_logits)

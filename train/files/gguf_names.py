@@ -122,6 +122,9 @@ _LFM2_MOE = _LFM2 | {
     "ffn_gate_inp": "feed_forward.gate",
     "exp_probs_b.bias": "feed_forward.expert_bias",
 }
+_LLAMA4 = {
+    name: path.replace("mlp.", "feed_forward.") for name, path in (_NAMES | _SHARED).items() if name.startswith("ffn_")
+} | {"ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "feed_forward.router"}
 _HUNYUAN = _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 _HUNYUAN_MOE = _HUNYUAN | {
     **{name: path.replace("shared_expert", "shared_mlp") for name, path in _SHARED.items()},
@@ -206,6 +209,7 @@ ARCHITECTURES = {
     "nemotron_h_moe": _NAMES | _NEMOTRON_H_MOE,
     "hunyuan-dense": _HUNYUAN,
     "hunyuan-moe": _HUNYUAN_MOE,
+    "llama4": _NAMES | _LLAMA4,
     "apertus": _NAMES | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "qwen2moe": _NAMES | _SHARED,
     "glm4moe": _NAMES | _SCORED | {"post_attention_norm": "post_attention_layernorm"},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from wgrad.device.contract import PAGE, Array
 from wgrad.train.inference.pages import NOWHERE
+from wgrad.train.model.chunks import ChunkPages
 from wgrad.train.model.kv_cache import KVCache, Rows, as_table, put_rows
 from wgrad.train.model.model import Model
 from wgrad.train.model.paged_cache import PagedCache
@@ -27,10 +29,16 @@ class RowCache:
         config, dtype = self._made
         return KVCache.empty(config, pages, PAGE, dtype, self.device, rows=rows)
 
-    def paged(self, rows: Rows | None, states: KVCache | None = None, **of_batch: Array | None) -> PagedCache:
+    def paged(
+        self, rows: Rows | None, states: KVCache | None = None, *, pages: Array | None = None, **of_batch: Array | None
+    ) -> PagedCache:
         """Return the cache of a batch. rows: its rows of the states; states: used instead; rest: see PagedCache."""
         own = self._cache if states is None else states
-        return PagedCache(self._cache.keys, self._cache.values, own.states, own.histories, rows, **of_batch)
+        made: dict[str, Any] = {"pages": pages, **of_batch}
+        if self._made[0].chunk and pages is not None:
+            count, width = pages.shape
+            made["chunks"] = ChunkPages(count, width, self._made[0].chunk, self.device)
+        return PagedCache(self._cache.keys, self._cache.values, own.states, own.histories, rows, **made)
 
     def states(self, rows: int) -> KVCache:
         """Return a cache for the states of `rows` other rows, without keys."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from wgrad.autograd import functional as F
 from wgrad.autograd.ops.sinks import attend
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
-from wgrad.device.errors import WgradError
+from wgrad.train.model.chunks import growth_by_position, in_chunks
 from wgrad.train.model.delta_net import gated, split_gate
 from wgrad.train.model.kv_cache import KVCache, Rope
 from wgrad.train.model.latent_attention import KV_A, KV_B, KV_NORM, Q_A, Q_B, Q_NORM, LatentAttention, Q
@@ -28,11 +30,9 @@ class Attention(Parts):
     ) -> None:
         super().__init__(config, weights, device, **options)
         self.positions = positions
-        if config.longest and positions > config.longest:
-            raise WgradError(
-                f"a sequence must have at most {config.longest} tokens: beyond them {config.architecture} attends in "
-                f"chunks, which is not built here; got {positions}: lower --max-length, or the context"
-            )
+        self._chunk = config.chunk if config.chunk < positions else 0  # else all tokens are in one
+        growth = growth_by_position(positions, config.plain_growth, config.plain_length)
+        self._plain_growth = None if growth is None else device.upload(growth)
         tables = rope_tables(config.rope, positions)
         self.cos, self.sin = (device.upload(table) for table in tables)
         self._of_queries: tuple[Array, Array] | None = None  # tables of queries, if they differ from those of keys
@@ -65,11 +65,12 @@ class Attention(Parts):
         made: Sequence[Tensor] = ()
         if cache is not None:
             rope = Rope(*self._tables(index, inputs), c.interleaved) if c.use_rope[index] and not rotated else None
-            o = cache.attend(source, q, k, v, sinks, inputs, rope, **options)
+            o = cache.attend(source, q, k, v, sinks, inputs, rope, self._chunk_of(index), **options)
         else:
             heads = (rows, tokens, c.kv_heads_of(index), c.head_dim_of(index))
             made = shared if k is None or v is None else [x.reshape(*heads) for x in (k, v)]
-            o = attend(q, *made, sinks, inputs.doc_start, inputs.cache_len, **options)
+            seen = in_chunks(inputs, chunk, self.device) if (chunk := self._chunk_of(index)) else inputs
+            o = attend(q, *made, sinks, seen.doc_start, inputs.cache_len, **options)
         if c.latent is not None:
             o = o[..., : c.latent.value]
         if c.gate_of_heads and gate is not None:
@@ -129,6 +130,9 @@ class Attention(Parts):
         if c.use_rope[index]:
             cos, sin = self._of_queries or tables[:2]
             q = F.rope(q, cos, sin, tables[2], interleaved=c.interleaved)
+        elif self._plain_growth is not None:
+            factors = F.embedding(self._plain_growth, inputs.positions, device=self.device)
+            q = (F.cast(q, np.float32) * factors.reshape(-1, 1, 1)).to(q.dtype)
         return (self._head_norm(index, c.q_norm, q) if c.qk_norm_last else q), gate
 
     def _from_latents(self, c: LatentAttention, index: int, y: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,6 +159,10 @@ class Attention(Parts):
             zeros = Tensor(self._constant(1, 0), v.device).to(v.dtype).reshape(1, 1, 1)
             v = F.cat([v, zeros.expand(v.shape[0], heads, rest)], 2)
         return q, k, v
+
+    def _chunk_of(self, index: int) -> int:
+        """Return the length of the chunks in which a layer attends; 0: it sees the whole sequence."""
+        return self._chunk if self._chunk and self.config.chunked[index] else 0
 
     def _clipped(self, x: Tensor) -> Tensor:
         clip = self.config.clip_qkv

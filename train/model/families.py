@@ -117,7 +117,7 @@ class Family:
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", LlamaFile, variants.llama, "llama", "Llama 1 to 3.3, SmolLM 1 and 2"),
-    "Llama4ForCausalLM": Family("llama4_text", Llama4File, Llama4File.variant, "", "Llama 4 Scout, Maverick"),
+    "Llama4ForCausalLM": Family("llama4_text", Llama4File, Llama4File.variant, "llama4", "Llama 4 Scout, Maverick"),
     "MistralForCausalLM": Family("mistral", MistralFile, variants.mistral, "llama", "Mistral 7B to Large, dense"),
     "MinistralForCausalLM": Family("ministral", MistralFile, variants.mistral, "llama", "Ministral"),
     "Qwen2ForCausalLM": Family(

@@ -16,6 +16,7 @@ from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
 from wgrad.train.model.gguf_latent import kv_b_rows, shape_by_head
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
+from wgrad.train.model.gguf_llama4 import LLAMA_4, keys_of_llama4, write_llama4
 from wgrad.train.model.gguf_mamba import GRANITE_HYBRID, NEMOTRON_MOE
 from wgrad.train.model.gguf_scored import (
     RENAMED,
@@ -66,6 +67,7 @@ _OWN_KEYS = {
     NEMOTRON_MOE: keys_of_nemotron,
     "ernie4_5-moe": keys_of_ernie,
     "deepseek2": keys_of_deepseek2,
+    LLAMA_4: keys_of_llama4,
 }
 UNSCALED = ("lfm2moe", "minimax-m2")  # llama.cpp reads no factor of the experts' weights for these
 _SWIGLU = {"gpt-oss": (1.702, 7.0)}  # alpha and limit
@@ -202,6 +204,7 @@ def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
         writer.add_expert_feed_forward_length(config.experts.width)
     if config.experts.shared_width:
         writer.add_expert_shared_feed_forward_length(config.experts.shared_width)
+    write_llama4(writer, config)
     if config.experts.correction or config.latent is not None:
         listed = bool(config.mlp_layers)
         write_scored(writer, require_gguf("--format gguf", architecture), config.experts, listed)
@@ -217,7 +220,7 @@ def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
         yield "fewer heads of keys than of queries"
     if architecture in UNSCALED and (config.experts.share_scale != 1 or not config.experts.correction):
         yield "experts whose weights are scaled, or chosen without a bias"
-    if config.mlp_layers:  # files list which layers have experts
+    if config.mlp_layers or architecture == LLAMA_4:  # files say which layers have experts
         pass
     elif config.experts.correction or config.latent is not None:
         yield from without_scored_place(config.experts)

@@ -5,6 +5,7 @@ Source: github.com/ggml-org/llama.cpp, src/llama-model.cpp and src/models.
 
 from __future__ import annotations
 
+from wgrad.train.model.gguf_llama4 import LLAMA_4
 from wgrad.train.model.gguf_mamba import GRANITE_HYBRID, NEMOTRONS
 from wgrad.train.model.gguf_shared_keys import SHARING
 
@@ -24,6 +25,7 @@ ACTIVATIONS = {
 # Parts of names of the modules whose biases llama.cpp does not load, by architecture.
 UNBIASED = {
     **dict.fromkeys(("cohere2", "command-r", "olmo", "exaone4", "hunyuan-dense", "hunyuan-moe", "afmoe"), ("_proj.",)),
+    LLAMA_4: ("_proj.",),
     "seed_oss": ("o_proj.", "mlp."),
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "lfm2", "dots1", "apertus"), ("_proj.",)),
     "ernie4_5-moe": ("_proj.", "lm_head."),

@@ -29,6 +29,7 @@ from wgrad.train.model.gguf_fixed import (
 )
 from wgrad.train.model.gguf_latent import SPLIT, without_latent_place
 from wgrad.train.model.gguf_linear import without_linear_place
+from wgrad.train.model.gguf_llama4 import LLAMA_4, ONE_UNROTATED_OF, without_llama4_place
 from wgrad.train.model.gguf_mamba import UNROTATED
 from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.gguf_shared_keys import GEMMA_4, SHARING, without_shared_place
@@ -111,6 +112,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     if architecture in SHARING:
         yield from without_shared_place(config, architecture)
     yield from without_latent_place(config, architecture)
+    yield from without_llama4_place(config)
     every = _one_full_of(config)
     windows = stored_windows(config)
     window = max(windows)
@@ -157,7 +159,8 @@ def _rotates(config: ModelConfig, architecture: str) -> tuple[bool, ...]:
         return tuple(window > 0 for window in config.windows)
     if architecture in UNROTATED:
         return (False,) * config.num_hidden_layers
-    return tuple(architecture != "smollm3" or bool((i + 1) % 4) for i in range(config.num_hidden_layers))
+    every = ONE_UNROTATED_OF if architecture in ("smollm3", LLAMA_4) else 0
+    return tuple(not every or bool((i + 1) % every) for i in range(config.num_hidden_layers))
 
 
 def _one_full_of(config: ModelConfig) -> int:

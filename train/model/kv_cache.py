@@ -13,6 +13,7 @@ from wgrad.autograd.ops.decoding import check_room
 from wgrad.autograd.ops.sinks import attend
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
+from wgrad.train.model.chunks import in_chunks
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 
@@ -81,9 +82,11 @@ class KVCache:
         sinks: Any,
         inputs: Inputs,
         rope: Rope | None,
+        chunk: int = 0,
         **options: Any,
     ) -> Tensor:
-        """Append k, rotated by `rope` if given, and v [N, G, D], and return attention of q [B, T, H, D] on all keys.
+        """Append k, rotated by `rope` if given, and v [N, G, D], and return attention of q [B, T, H, D] on all keys, or
+        on those of each token's chunk.
 
         k and v are None if another layer has appended its own, which this one uses.
         """
@@ -91,7 +94,8 @@ class KVCache:
         if k is not None and v is not None:
             self._append(layer, k, v, inputs, rope)
         every = Tensor(self.keys[layer], device), Tensor(self.values[layer], device)
-        return attend(q, *every, sinks, inputs.doc_start, inputs.cache_len, **options)
+        seen = in_chunks(inputs, chunk, device) if chunk else inputs
+        return attend(q, *every, sinks, seen.doc_start, inputs.cache_len, **options)
 
     def _append(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs, rope: Rope | None) -> None:
         device, keys, values = k.device, self.keys[layer], self.values[layer]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from wgrad.device.contract import PAGE
 from wgrad.train.model.config_file import AtLeast0, Count, Epsilon, Positions, Vocabulary, Width, check_layers
 from wgrad.train.model.expert_keys import ChosenCount, ExpertsFile
 from wgrad.train.model.experts import Experts
@@ -52,6 +53,9 @@ class Llama4File(ExpertsFile, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_layers("no_rope_layers", self.no_rope_layers or None, self.num_hidden_layers)
+        chunk = self.attention_chunk_size or 0
+        if chunk % PAGE and chunk < self.max_position_embeddings:
+            raise ValueError(f"attention_chunk_size must be a multiple of {PAGE}, the tokens of a page; got {chunk}")
         check_layers("layer_types", self.layer_types, self.num_hidden_layers)
         if any(kind not in _KINDS for kind in self.layer_types or ()):
             raise ValueError(f"layer_types must be {' or '.join(_KINDS)}; got {sorted(set(self.layer_types or ()))}")
@@ -63,17 +67,6 @@ class Llama4File(ExpertsFile, kw_only=True):
             return tuple(bool(layer) for layer in self.no_rope_layers)
         return tuple((i + 1) % self.no_rope_layer_interval != 0 for i in range(self.num_hidden_layers))
 
-    @property
-    def longest(self) -> int:
-        """Length of the longest sequence in which attention is not chunked and queries are not scaled by position."""
-        kinds = self.layer_types or [_KINDS[not rotates] for rotates in self.rotates]
-        limits = [self.max_position_embeddings]
-        if _KINDS[0] in kinds and self.attention_chunk_size is not None:
-            limits.append(self.attention_chunk_size)
-        if self.attn_temperature_tuning and self.attn_scale and not all(self.rotates):
-            limits.append(self.floor_scale - 1)
-        return max(1, min(limits))
-
     def variant(self) -> dict[str, Any]:
         """Return the `ModelConfig` fields of Llama 4.
 
@@ -82,6 +75,7 @@ class Llama4File(ExpertsFile, kw_only=True):
         first, every = self.interleave_moe_layer_step - 1, self.interleave_moe_layer_step
         sparse = range(first, self.num_hidden_layers, every) if self.moe_layers is None else self.moe_layers
         layers = tuple(i in sparse for i in range(self.num_hidden_layers))
+        kinds = self.layer_types or [_KINDS[not rotates] for rotates in self.rotates]
         experts = Experts(
             self.experts,
             1,
@@ -109,6 +103,9 @@ class Llama4File(ExpertsFile, kw_only=True):
             "gate_proj": "feed_forward.gate_proj",
             "up_proj": "feed_forward.up_proj",
             "down_proj": "feed_forward.down_proj",
-            "longest": self.longest,
+            "chunk": self.attention_chunk_size or 0,
+            "chunked": tuple(kind == _KINDS[0] for kind in kinds),
+            "plain_growth": self.attn_scale if self.attn_temperature_tuning else 0.0,
+            "plain_length": self.floor_scale,
             "experts": experts if any(layers) else None,
         }

@@ -90,7 +90,9 @@ class ModelConfig:
         attention_in_scale, attention_out_scale, gate_scale, down_scale: Factors of attention's input and output, of
             gate_proj's output, and of the MLP's output.
         layer_scale: Whether a layer's output is scaled by its layer_scalar, which is never trained.
-        longest: Length of the longest sequence that is computed as the model does; 0 means any.
+        chunk, chunked: Length of the chunks in which some layers attend (chunks.py), and these layers; 0: none do.
+        plain_growth, plain_length: Queries of layers without rotary embeddings are scaled by position
+            (`chunks.growth_by_position`).
         quantization: Options of the files' quantization, if bitsandbytes stored the weights in NF4.
         embedding: Path of the embedding in transformers' model.
         file_names: Beginnings of tensors' names, each with those in files, of which the first is written.
@@ -145,7 +147,10 @@ class ModelConfig:
     embedding_norm: bool = field(default=False, repr=False)
     qk_norm_last: bool = field(default=False, repr=False)
     qk_norm_weight: bool = field(default=True, repr=False)
-    longest: int = field(default=0, repr=False)
+    chunk: int = field(default=0, repr=False)
+    chunked: tuple[bool, ...] = field(default=(), repr=False)
+    plain_growth: float = field(default=0.0, repr=False)
+    plain_length: int = field(default=1, repr=False)
     interleaved: bool = field(default=False, repr=False)
     query_growth: float = field(default=0.0, repr=False)
     query_length: int = field(default=0, repr=False)
