@@ -2,13 +2,16 @@
 
     python bench/bench_decode.py [--shapes llama-3.1-8b,llama-3.2-1b] [--prompts 1,16] [--tokens 256] [--out FILE]
         [--stream-weights [--resident-layers N [--stream-head]] [--whole-layers]] [--layers N]
+        [--slots N,N [--skew S] [--embedding-scale S]]
     python bench/bench_decode.py --sweep [--rows 1,8,16]     which VectorTile is fastest, for each GEMM of the shapes
 
 A row of the first kind: greedy, from a prompt of --prompt-tokens each, timed when the first tokens are there: the step
 is recorded by then. weight_bytes: what a step reads of weights at least, whatever the number of prompts. A row of the
 second kind: one GEMM of a layer or of the head, compared with the tile that is `chosen`.
 --stream-weights: from main memory, of experts only those that a token chose; --whole-layers: all of them. With layers
-that stay, the head of a model with experts stays too, as in a run; --stream-head: it does not.
+that stay, the head of a model with experts stays too, as in a run; --stream-head: it does not. --slots: all but experts
+stays, and of these as many of each layer. Random layers choose much the same experts for every token, unless embeddings
+are large: --embedding-scale.
 """
 
 from __future__ import annotations
@@ -56,27 +59,29 @@ def weight_bytes(model: Model) -> int:
     return sum(w.nbytes for name, w in model.weights.items() if name not in looked_up and not name.endswith(stacks))
 
 
-def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace) -> None:
+def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace, slots: int = 0) -> None:
     device = bind(WgpuDevice)(args.device)
     shape = replace(SHAPES[name], layers=args.layers) if args.layers else SHAPES[name]
-    config = parse_model_config(shape.config())
+    config = replace(parse_model_config(shape.config()), embedding_scale=args.embedding_scale)
     positions = args.prompt_tokens + args.tokens
     if args.stream_weights:
-        head = keeps_head(args.resident_layers, config) and not args.stream_head
+        head = args.keep_head or (keeps_head(args.resident_layers or slots, config) and not args.stream_head)
         more = {"resident": args.resident_layers, "whole_layers": args.whole_layers, "keep_head": head}
+        more |= {"slots": slots, "skew": args.skew}
         weights: Any = streamed_weights(config, device, shape.mxfp4_experts, **more)
     else:
         weights = random_weights(config, device)
     model = Model(config, weights, device, positions=positions, dtype=np.dtype(args.compute))
-    rng = np.random.default_rng(0)
+    rng, sampling = np.random.default_rng(0), replace(GREEDY, temperature=args.temperature)
     ids = rng.integers(0, config.vocab_size, (prompts, args.prompt_tokens)).tolist()
     begin = time.perf_counter()
     while time.perf_counter() - begin < timing.WARM_SECONDS:
-        list(Decoder(model, ids, args.tokens, GREEDY).tokens())
+        list(Decoder(model, ids, args.tokens, sampling).tokens())
     if args.paged:
         bench_pages(report, name, model, ids, args)
         return
-    decoder = Decoder(model, ids, args.tokens, GREEDY)
+    before = weights.use if slots else (0, 0)
+    decoder = Decoder(model, ids, args.tokens, sampling)
     start, cpu, count = 0.0, 0.0, 0
     for count, _ in enumerate(decoder.tokens(), start=1):
         if count == NOT_TIMED:
@@ -90,7 +95,11 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
     row: dict[str, Any] = {"layers": config.num_hidden_layers}
     if args.stream_weights:
         row |= {"streamed": True, "resident_layers": args.resident_layers, "whole_layers": args.whole_layers}
-        row |= {"head_streamed": args.stream_head or not keeps_head(args.resident_layers, config)}
+        row |= {"head_streamed": not head, "slots": slots, "skew": args.skew, "temperature": args.temperature}
+        row |= {"embedding_scale": args.embedding_scale}
+        if slots:
+            needed, missing = (now - then for now, then in zip(weights.use, before))
+            row |= {"needed": needed, "hits": 1 - missing / max(needed, 1)}
     else:
         row |= {"weight_bytes": weight_bytes(model), "gb_per_second": weight_bytes(model) / seconds / 1e9}
     report.row(
@@ -179,6 +188,11 @@ def main() -> None:
     parser.add_argument("--resident-layers", type=int, default=0, help="of these, layers that stay on the device")
     parser.add_argument("--whole-layers", action="store_true", help="of these, with experts that no token chose")
     parser.add_argument("--stream-head", action="store_true", help="of these, the head although layers stay")
+    parser.add_argument("--slots", default="0", help="of these, experts of each layer that stay, for each a row")
+    parser.add_argument("--skew", type=float, default=0.0, help="of these, how much routers prefer some experts")
+    parser.add_argument("--keep-head", action="store_true", help="of these, the head stays though no layer does")
+    parser.add_argument("--embedding-scale", type=float, default=1.0, help="60000: each token has experts of its own")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
     parser.add_argument("--paged", action="store_true", help="as a server's batch has them, in pages")
     parser.add_argument("--profile", action="store_true", help="a table of the kernels as well")
     parser.add_argument("--sweep", action="store_true", help="tiles of the matrix-vector product instead of texts")
@@ -192,7 +206,8 @@ def main() -> None:
     for name in args.shapes.split(","):
         if not args.sweep:
             for prompts in map(int, args.prompts.split(",")):
-                bench_text(report, name, prompts, args)
+                for slots in map(int, args.slots.split(",")):
+                    bench_text(report, name, prompts, args, slots)
             continue
         for kind, n, k in products(SHAPES[name]):
             for m in map(int, args.rows.split(",")):

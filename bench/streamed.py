@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from wgrad.train.commands.bench_model import RandomWeights
 from wgrad.train.model.load_streamed import chosen_share
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.streamed_weights import HostLayer, ResidentLayer, StreamedWeights, arrays_of, stays
+from wgrad.train.model.streamed_weights import (
+    HostLayer,
+    Layer,
+    ResidentLayer,
+    SplitLayer,
+    StreamedWeights,
+    arrays_of,
+    stays,
+)
 from wgrad.train.model.weights import EMBEDDING, HEAD, weight_specs
 from wgrad.wgsl.device import DryRunDevice
 
@@ -19,14 +29,24 @@ def streamed_weights(
     resident: int = 0,
     whole_layers: bool = False,
     keep_head: bool = False,
+    slots: int = 0,
+    skew: float = 0.0,
 ) -> StreamedWeights:
     """bench_train.py's weights, a layer at a time through the device into main memory. resident: layers that stay.
-    whole_layers: experts that no token of a few chose are copied, too. keep_head: the head stays as well."""
+    whole_layers: experts that no token of a few chose are copied, too. keep_head: the head stays as well. slots: as in
+    `load_streamed`. skew: routers prefer some experts: an expert's logits are times 1 + skew u^4, with u evenly random
+    from 0 to 1."""
     source, dry = RandomWeights(device, mxfp4_experts), isinstance(device, DryRunDevice)
     specs = weight_specs(config)
     others = {s.name: source.make(s) for s in specs if s.kind in ("norm", "bias", "router")}
+    rng = np.random.default_rng(0)
+    for spec in specs:
+        if spec.kind == "router" and not dry:
+            table = 0.02 * rng.standard_normal(spec.shape) * (1 + skew * rng.random((spec.shape[0], 1)) ** 4)
+            others[spec.name] = device.upload(table.astype(source.normal.dtype))
+    experts = frozenset(spec.name for spec in specs if spec.kind == "experts")
     tables: dict[str, Any] = {}
-    layers: list[HostLayer | ResidentLayer] = []
+    layers: list[Layer] = []
     before: tuple[list[Any], dict[str, Any]] = ([], {})
     head = EMBEDDING if config.tie_word_embeddings else HEAD
     for spec in specs:
@@ -47,12 +67,17 @@ def streamed_weights(
         if kind != before[0]:  # layers of the same sizes have the same random numbers
             before = (kind, {s.name: source.make(s) for s in own})
         made = dict(zip((s.name for s in own), before[1].values(), strict=True))
-        layer = HostLayer.like(made, device)
-        layers.append(layer)
-        for array, place in zip(arrays_of(made), arrays_of(layer.weights), strict=True):
+        if slots:
+            layers.append(split := SplitLayer.like(made, experts, device))
+            split.resident.weights.update({s.name: source.make(s) for s in own if s.name not in experts})
+            layer = split.host
+        else:
+            layers.append(layer := HostLayer.like(made, device))
+        parts = {name: made[name] for name in layer.weights}
+        for array, place in zip(arrays_of(parts), arrays_of(layer.weights), strict=True):
             device.transfer(array, place)
         device.synchronize()
     del made, before
     device.trim()
-    experts = [spec.name for spec in specs if spec.kind == "experts"]
-    return StreamedWeights(device, others, tables, layers, experts, 0.0 if whole_layers else chosen_share(config))
+    share, count = 0.0 if whole_layers else chosen_share(config), config.experts.count if config.experts else 0
+    return StreamedWeights(device, others, tables, layers, experts, share, slots, count)

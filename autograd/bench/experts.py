@@ -12,7 +12,7 @@ from wgrad.device.contract import Array, Device
 
 
 def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
-    experts, chosen, _, hidden = sizes.experts
+    experts, chosen, width, hidden = sizes.experts
     tokens = sizes.tokens
 
     def logits(device: Device) -> Array:
@@ -32,16 +32,30 @@ def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
         given = {"dweights": normal(device, (tokens, chosen), F32, 1), "logits": logits(device)}
         return {**given, "ids": _ids(device, sizes), "normalize": True}
 
+    def place(device: Device) -> dict[str, Any]:
+        ids = np.arange(0, experts, max(experts // chosen, 1), dtype=np.int32)[None, :chosen]
+        slots = max(experts // 2, ids.size)
+        made = {name: device.zeros((size,), np.int32) for name, size in {"used": slots, "counts": 3}.items()}
+        held = device.upload(np.arange(slots, dtype=np.int32))
+        return {"ids": device.upload(np.ascontiguousarray(ids)), "held": held, **made, "experts": experts}
+
+    def copy(device: Device) -> dict[str, Any]:  # all of them, to the same places
+        pairs = np.repeat(np.arange(experts, dtype=np.int32), 2).reshape(experts, 2)
+        arrays = {name: normal(device, (experts * hidden, width), dtype) for name in ("source", "out")}
+        return {"copies": device.upload(pairs), **arrays, "experts": experts, "slots": experts}
+
     routed, back = (tokens, experts, chosen), (tokens, chosen, hidden)
     found = [
         entry("route", routed, dtype, lambda d: {"logits": logits(d), "chosen": chosen, "normalize": True}),
         entry("route_backward", routed, dtype, route_backward),
         entry("combine", back, dtype, combine),
         entry("combine_backward", back, dtype, combine_backward),
+        entry("copy_experts", (experts, hidden, width), dtype, copy),
         *_grouped(sizes, dtype),
     ]
     if dtype == F32:
         found.append(entry("group_by_expert", routed, np.int32, lambda d: {"ids": _ids(d, sizes), "experts": experts}))
+        found.append(entry("place_experts", (1, experts, chosen), np.int32, place))
     return found
 
 

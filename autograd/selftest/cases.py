@@ -9,6 +9,7 @@ from wgrad.autograd.selftest import (
     delta_rule,
     elementwise,
     embedding,
+    expert_slots,
     experts,
     fused,
     gemm,
@@ -30,6 +31,7 @@ from wgrad.autograd.selftest.case import F16, F32, Case
 FAMILIES = (
     gemm, linear, lora, quantize, norm, activation, rope, attention, softmax, elementwise, fused, embedding, loss,
     storage, optimizer, decoding, paging, log_odds, delta_rule, ssd, experts,
+    expert_slots,
 )  # fmt: skip
 
 

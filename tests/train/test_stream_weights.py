@@ -357,7 +357,7 @@ def test_text_is_written_with_as_many_layers_on_the_device_as_a_limit_allows(
 
     kept = card.memory().reserved_bytes
     for stream in ("on", "off"):
-        assert compile_ahead(card, stream, None, model, run, Display()) == (stream, 0)  # without a limit
+        assert compile_ahead(card, stream, None, model, run, Display()) == Placing(stream)  # without a limit
     least, most = placings[Placing("on")], placings[Placing("off")]
     limit = (least + most) // 2
     found = compile_ahead(card, "auto", str(limit), model, run, Display())

@@ -43,7 +43,7 @@ def build_model(opened: Opened[GenerateConfig], prompts: Sequence[Sequence[int]]
         else:
             generate_batch(model, prompts, min(args.max_new_tokens, 3), args)
 
-    return build_text_models(opened, {"": args.adapter}, positions, run)[""]
+    return build_text_models(opened, {"": args.adapter}, positions, run, len(prompts))[""]
 
 
 def run_generate(args: GenerateConfig) -> int:
@@ -69,4 +69,6 @@ def run_generate(args: GenerateConfig) -> int:
             sys.stdout.flush()
     finally:  # also after Ctrl-C
         sys.stdout.write("\n")
+    if use := model.expert_use:
+        display.say(use)
     return 0

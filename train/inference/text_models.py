@@ -28,12 +28,14 @@ def build_text_models(
     adapters: Mapping[str, str | None],
     positions: int,
     run: Callable[[Model], object],
+    rows: int = 1,
 ) -> dict[str, Model]:
     """Compile the shaders and load the models onto the device, with a progress bar for each; return the models by name.
 
     Args:
         adapters: folders of adapters by name, None for the base alone.
         run: makes a model launch every kernel, and take as much memory, as will be needed.
+        rows: sequences that are usually decoded at once.
 
     Raises:
         WgradError: an adapter or the model cannot be used.
@@ -51,6 +53,7 @@ def build_text_models(
             positions=positions,
             stream_weights=placing.stream,
             resident=placing.resident,
+            slots=placing.slots,
             **precision,
             **options,
         )
@@ -60,7 +63,7 @@ def build_text_models(
         for model in build(dry, placing, contents=False).values():
             run(model)
 
-    placing = compile_ahead(device, args.stream_weights, args.memory_limit, opened.config, run_dry, display)
+    placing = compile_ahead(device, args.stream_weights, args.memory_limit, opened.config, run_dry, display, rows)
     remarks = list[str]()
     with display.phase(f"loading {'and quantizing ' if args.quantize else ''}weights", unit="tensors") as phase:
         models = build(device, placing, progress=phase.update, remarks=remarks)

@@ -29,7 +29,9 @@ from wgrad.train.model.pissa import PissaStart
 from wgrad.train.model.stacks import stack_biases
 from wgrad.train.model.streamed_weights import (
     HostLayer,
+    Layer,
     ResidentLayer,
+    SplitLayer,
     StreamedWeights,
     Weights,
     arrays_of,
@@ -42,8 +44,6 @@ MOST_BYTES = 128 << 30  # of all these files; the least recently used are remove
 SUFFIX = ".layers.safetensors"
 _CHECKS = "crc32"
 _LAYERS = "model.layers."
-
-Layer = HostLayer | ResidentLayer
 
 
 def cached_weights() -> Path:
@@ -65,6 +65,7 @@ def load_streamed(
     start: PissaStart | None = None,
     resident: int = 0,
     keep_head: bool = False,
+    slots: int = 0,
 ) -> StreamedWeights:
     """Load the weights of `load_frozen` into main memory.
 
@@ -72,29 +73,36 @@ def load_streamed(
         remarks: Messages to the user are appended to this.
         resident: Number of layers whose weights stay on the device.
         keep_head: Whether the head stays on the device.
+        slots: Slots of each layer for the experts used last. If there are any, only experts are in main memory.
 
     Raises:
         WgradError: The model's files cannot be read or do not fit config.json.
     """
     loader = Loader(folder, config, quantize, double_quant, block_size, start)
     shapes = list(_by_layer(config, loader.all(device.dry_run(), contents=False)))
-    layers = [
-        ResidentLayer(weights) if stays(number, len(shapes), resident) else HostLayer.like(weights, device)
-        for number, weights in enumerate(shapes)
-    ]
+    experts = frozenset(spec.name for spec in loader.specs if spec.kind == "experts")
+
+    def make(number: int, weights: Weights) -> Layer:
+        if slots and experts & weights.keys():
+            return SplitLayer.like(weights, experts, device)
+        return (
+            ResidentLayer(weights) if slots or stays(number, len(shapes), resident) else HostLayer.like(weights, device)
+        )
+
+    layers = [make(number, weights) for number, weights in enumerate(shapes)]
     remarks = [] if remarks is None else remarks
     kept = contents and loader.quantize and start is None  # PiSSA's weights belong to one run
     path = _path(loader.files, double_quant, block_size, device) if kept else None
     known = path is not None and _read(path, layers, device, remarks)
     others, tables = _others(loader, device, contents, keep_head)
-    if resident and not contents:  # resident layers are allocated one by one, as in a real run
+    if (resident or slots) and not contents:  # resident layers are allocated one by one, as in a real run
         _load(loader, layers, device, contents=False)
     if contents and not known:
         _load(loader, layers, device, progress)
         if path is not None:
             _write(path, layers, device, remarks)
-    experts = [spec.name for spec in loader.specs if spec.kind == "experts"]
-    return StreamedWeights(device, others, tables, layers, experts, chosen_share(config))
+    count = config.experts.count if config.experts else 0
+    return StreamedWeights(device, others, tables, layers, experts, chosen_share(config), slots, count)
 
 
 def chosen_share(config: ModelConfig) -> float:
@@ -151,7 +159,10 @@ def _load(
     specs = [spec for spec in loader.specs if spec.name in places]
     with closing(loader.read_ahead(specs, device)) as pieces:
         for done, spec in enumerate(specs):
-            made, layer = loader.load(spec, device, contents, pieces if contents else None), places[spec.name]
+            made, layer = (
+                loader.load(spec, device, contents, pieces if contents else None),
+                places[spec.name].part_of(spec.name),
+            )
             if isinstance(layer, ResidentLayer):
                 layer.weights[spec.name] = made
             elif contents:

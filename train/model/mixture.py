@@ -36,6 +36,7 @@ def mixture(
     one: Array,
     balance: Balance | None = None,
     routed: Tensor | None = None,
+    slots_of: Callable[[Array], tuple[Array, int] | None] | None = None,
 ) -> Tensor:
     """Return float32 [N, C]: h, if any, plus the weighted outputs of each token's experts.
 
@@ -50,11 +51,14 @@ def mixture(
         one: float32 [1] with the value 1.
         balance: Load-balancing loss that gets the router's logits and choices.
         routed: Input of the router, if not y.
+        slots_of: Returns the slots of chosen experts, by which `weights` has them, and the number of slots; None: by
+            the experts' own numbers.
     """
     experts, scale = config.experts, 1.0 if h is None else config.residual_scale
     assert experts is not None
     shares, ids = _route(config, experts, weights, prefix, y if routed is None else routed, balance, routed is not None)
-    groups = group(ids, experts.count, y.device)
+    slots = None if slots_of is None else slots_of(ids.data)
+    groups = group(ids, experts.count, y.device) if slots is None else group(slots[0], slots[1], y.device)
     unit = Tensor(one, y.device).reshape(1, 1)
 
     def linear(part: str, x: Tensor, gather: bool = False) -> Tensor:

@@ -24,6 +24,7 @@ from wgrad.train.model.activations import GATED, PLAIN, xielu
 from wgrad.train.model.altup import CORRECT, LAUREL_NORM, LEFT, PREDICT, RIGHT, ROUTER, ROUTER_NORM, SCALE, AltUp
 from wgrad.train.model.attention import Attention
 from wgrad.train.model.balance import Balance
+from wgrad.train.model.experts import EXPERTS
 from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.layers import Beside, through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
@@ -94,6 +95,13 @@ class Model(Attention):
         self.passed: dict[int, Callable[[], None]] = {}  # by layer: called once a backward has passed its input
         self.mixed: Mixed | None = None  # set if sequences of other adapters may share this model's batches
 
+    @property
+    def expert_use(self) -> str:
+        """Return a line on the experts that decoding found in slots so far; "" if there are none."""
+        needed, missing = (0, 0) if self._streamed is None else self._streamed.use
+        found = f"{100 * (1 - missing / needed):.0f} % of {needed:,}" if needed else ""
+        return found and f"experts: {found} were on the device"
+
     def token_tables(self, tokens: int) -> TokenTables | None:
         """Return tables for a batch of `tokens` tokens, which the caller fills; None if no sequence needs them."""
         return TokenTables.empty(self.config, tokens, self.positions, self.device)
@@ -139,7 +147,8 @@ class Model(Attention):
         """Return the output of the final norm, [N, C]. balance: gets the routers' logits and choices."""
         self._balance = balance
         if self._streamed is not None:
-            self._streamed.begin(None if cache is None else inputs.ids.size)
+            adapted = self.adapter is not None and any(EXPERTS in module for module in self.adapter.modules)
+            self._streamed.begin(None if cache is None else inputs.ids.size, adapted)
         table = self._whole(EMBEDDING)
         table = self.weights[EMBEDDING] if table is None else table
         h = F.embedding(table, inputs.ids, dtype=np.float32, device=self.device)
@@ -340,6 +349,7 @@ class Model(Attention):
             routed = partial(
                 mixture, c, self.weights, self.adapter, prefix, projection=partial(self._linear, inputs=inputs),
                 one=self._constant(1, 1), balance=self._balance,
+                slots_of=partial(self._streamed.slots_of, index) if self._streamed is not None else None,
             )  # fmt: skip
             if c.experts is not None and c.experts.norms is not None:
                 return self._with_mlp(index, y, h, inputs, routed)

@@ -42,9 +42,12 @@ def stack_of(module: str) -> str | None:
     return None
 
 
-def stack_weights(weights: dict[str, Any], stack: str, device: Device) -> None:
-    """Add a stack to the weights and make its parts views of it, if the parts can be stacked."""
-    whole = _stacked(weights, stack, device)
+def stack_weights(weights: dict[str, Any], stack: str, device: Device, one_code: bool = False) -> None:
+    """Add a stack to the weights and make its parts views of it, if the parts can be stacked.
+
+    one_code: as for `NF4Array.stack`.
+    """
+    whole = _stacked(weights, stack, device, one_code)
     if whole is None:
         return
     weights[stack + ".weight"] = whole
@@ -72,6 +75,13 @@ def stack_layer(weights: Mapping[str, Any], device: Device) -> dict[str, Any]:
         if whole is not None:
             made[f"{stack}.weight"] = whole
     return made
+
+
+def stack_parts(weights: dict[str, Any], device: Device) -> None:
+    """Stack the weights of a layer, which have one nested_code, and whose parts become views."""
+    for name in list(weights):
+        if stack := stack_of(name.removesuffix(".weight")):
+            stack_weights(weights, stack, device, one_code=True)
 
 
 def stack_biases(weights: dict[str, Any], device: Device) -> None:

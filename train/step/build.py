@@ -339,6 +339,7 @@ def build_frozen(
     compute: ComputeType = "float32",
     stream_weights: str = "off",
     resident: int = 0,
+    slots: int = 0,
     progress: Progress | None = None,
     contents: bool = True,
     remarks: list[str] | None = None,
@@ -355,6 +356,7 @@ def build_frozen(
         compute: Dtype of activations.
         stream_weights: "on": keep weights in main memory.
         resident: Layers whose weights stay on the device if weights are streamed.
+        slots: Slots of each layer for the experts used last, as for `load_streamed`.
         progress, contents, remarks: As for `build_trainable`.
 
     Raises:
@@ -363,7 +365,11 @@ def build_frozen(
     dtype = np.dtype(compute_type(compute, device))
     loaded = load_adapter(adapter, *adaptable(model_config)) if adapter else None
     options: dict[str, Any] = {"quantize": quantize, "progress": progress, "contents": contents}
-    options["staying"] = {"resident": resident, "keep_head": keeps_head(resident, model_config)}
+    options["staying"] = {
+        "resident": resident,
+        "keep_head": keeps_head(resident or slots, model_config),
+        "slots": slots,
+    }
     weights = load_base(folder, model_config, device, streams(stream_weights, device), remarks, **options)
     placed = with_inverses(frozen_adapter(*loaded, device), weights, device) if loaded else None
     return Model(model_config, weights, device, adapter=placed, positions=positions, dtype=dtype)

@@ -10,7 +10,7 @@ from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_MOST_EXPERTS, _MOST_CHOSEN = 1024, 64  # that fit into workgroup memory
+MOST_EXPERTS, _MOST_CHOSEN = 1024, 64  # that fit into workgroup memory
 
 
 @implements("route")
@@ -44,7 +44,7 @@ def group_by_expert(device: Runtime, ids: Array, experts: int) -> tuple[Array, A
     counts = device.empty((chunks, experts), np.uint32)
     start, order = device.empty((experts + 1,), np.int32), device.empty((slots,), np.int32)
     place = device.empty(ids.shape, np.int32)
-    constants: dict[str, Constant] = {"MOST_EXPERTS": _MOST_EXPERTS}
+    constants: dict[str, Constant] = {"MOST_EXPERTS": MOST_EXPERTS}
     arrays, params = [ids, counts, start, order, place], [slots, experts, chunks]
     works = {"count": float(slots * experts), "scan": float(chunks * experts), "scatter": 128.0 * slots}
     for entry, work in works.items():

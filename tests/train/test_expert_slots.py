@@ -1,0 +1,119 @@
+"""Experts in slots on the device while all are in main memory: the same text, and what is copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import wgpu_sibling
+from wgrad.train.inference.compile_ahead import Placing, compile_ahead
+from wgrad.train.inference.generation import generate_ids
+from wgrad.train.model import load_streamed
+from wgrad.train.model.expert_slots import CannotKeep
+from wgrad.train.model.lora import LoraConfig, expert_modules, linear_modules, lora_shapes
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.generate_config import Sampling
+from wgrad.train.step.build import build_frozen, frozen_adapter
+from wgrad.train.terminal.progress import Display
+
+# Nested scales need whole groups of 256 blocks in each expert.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "Qwen3MoeForCausalLM": {"num_experts": 19, "hidden_size": 128, "moe_intermediate_size": 128},
+    "GptOssForCausalLM": {"num_experts": 19, "num_local_experts": 19},
+    "Glm4MoeForCausalLM": {"n_routed_experts": 18, "first_k_dense_replace": 1},
+}
+SAMPLING = Sampling(temperature=1.5, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_streamed, "cache_folder", lambda name: tmp_path / "cache" / name)
+
+
+@pytest.mark.parametrize("architecture", EXPERTS)
+def test_the_text_is_that_of_experts_on_the_device(architecture: str, make_checkpoint: Any, card: Any) -> None:
+    """The first layer of GLM-4.5 has no experts, and those of gpt-oss have biases."""
+    shape = EXPERTS[architecture]
+    folder = make_checkpoint(architecture, **shape, num_experts_per_tok=2, num_hidden_layers=4)
+    model, texts = load_model_config(folder), []
+    streamed: dict[str, Any] = {"stream_weights": "on"}
+    for placed in ({}, streamed, *[streamed | {"slots": 8}] * 2):  # at last from the cache
+        built: Any = build_frozen(model, folder, card, positions=64, quantize="hidden_size" in shape, **placed)
+        texts.append(list(generate_ids(built, [5, 6, 7], 24, SAMPLING)))
+        assert texts[0] == texts[-1] and len(set(texts[0])) > 9
+    needed, missing = built.weights.use
+    layers = sum(map(model.has_experts, range(4)))
+    assert needed == 23 * 2 * layers and 7 * layers < missing < needed
+
+
+def test_as_many_experts_stay_as_a_limit_allows(
+    make_checkpoint: Any, card: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It takes the planned memory. If the least slots do not fit, whole layers stay."""
+    folder = make_checkpoint("Qwen3MoeForCausalLM", **EXPERTS["Qwen3MoeForCausalLM"], num_hidden_layers=6)
+    model, peaks = load_model_config(folder), dict[Placing, int]()
+
+    def write(device: Any, placing: Placing, **more: Any) -> list[int]:
+        stream, resident, slots = placing
+        staying: dict[str, Any] = {"stream_weights": stream, "resident": resident, "slots": slots}
+        built = build_frozen(model, folder, device, positions=64, **staying, **more)
+        return list(generate_ids(built, [5, 6, 7], 8, SAMPLING))
+
+    def run(dry: Any, placing: Placing) -> None:
+        write(dry, placing, contents=False)
+        peaks[placing] = dry.memory().peak_bytes
+
+    def place(limit: int, rows: int = 1) -> Placing:
+        return compile_ahead(card, "on", str(limit), model, run, Display(), rows)
+
+    kept, least = card.memory().reserved_bytes, Placing("on", 0, 8)
+    place(1 << 30)
+    limit = peaks[least] + (peaks[Placing("on", 0, 18)] - peaks[least]) // 2
+    found = place(limit)
+    assert found.resident == 0 and 10 <= found.slots <= 16
+    said = capsys.readouterr().out
+    assert f"weights: {found.slots} of 19 experts of each layer, and all else, stay on the device" in said
+    card.limit_memory(kept + limit)
+    text = write(card, found)
+    assert card.memory().peak_reserved_bytes <= kept + limit
+    card.limit_memory(None)
+    assert text == write(wgpu_sibling(), Placing("off"))
+    assert place(peaks[least] - 1).slots == 0 == place(limit, rows=3).slots == place(limit, rows=0).slots
+
+
+def test_experts_that_share_scales_stay_in_whole_layers(make_checkpoint: Any, card: Any) -> None:
+    """Here, a group of 256 nested scales has blocks of several experts."""
+    folder = make_checkpoint("Qwen3MoeForCausalLM", num_experts=19)
+    model = load_model_config(folder)
+    with pytest.raises(CannotKeep, match="its 19 experts share scales"):
+        build_frozen(model, folder, card, positions=64, stream_weights="on", slots=8)
+
+    def run(dry: Any, placing: Placing) -> None:
+        staying: dict[str, Any] = {"stream_weights": placing.stream, "slots": placing.slots}
+        build_frozen(model, folder, dry, positions=64, contents=False, **staying)
+
+    assert compile_ahead(card, "on", "1GiB", model, run, Display(), rows=1).slots == 0
+
+
+def test_adapted_experts_are_read_by_their_own_number(make_checkpoint: Any, card: Any) -> None:
+    """Adapters have no slots, so nothing is in slots, and the text is that of weights on the device."""
+    folder = make_checkpoint("Qwen3MoeForCausalLM", **EXPERTS["Qwen3MoeForCausalLM"])
+    model, texts = load_model_config(folder), []
+    lora = LoraConfig(3, 6.0, target_modules=("q_proj",), target_parameters=("layers.1.mlp.experts.down_proj",))
+    shapes = lora_shapes(lora, linear_modules(model), experts=expert_modules(model))
+    rng = np.random.default_rng(0)
+    values = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    streamed: dict[str, Any] = {"stream_weights": "on", "slots": 8}
+    for placed in ({}, streamed):
+        base: Any = build_frozen(model, folder, card, positions=64, **placed)
+        adapted = Model(model, base.weights, card, adapter=frozen_adapter(lora, values, card), positions=64)
+        texts.append([list(generate_ids(of, [5, 6, 7], 12, SAMPLING)) for of in (base, adapted)])
+        if placed:
+            before = base.weights.use
+            list(generate_ids(adapted, [5, 6, 7], 5, SAMPLING))
+            assert base.weights.use == before
+    assert texts[0] == texts[1] and texts[0][0] != texts[0][1]
