@@ -308,7 +308,7 @@ def test_the_text_of_llama_4_within_the_whole(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "whole", raw, named)
     np.testing.assert_array_equal(logits(folder), logits(alone))
     near(logits(alone), their_base(alone))
-    assert not parse_model_config(text | {"attn_temperature_tuning": False}).plain_growth
+    assert not parse_model_config(text | {"attn_temperature_tuning": False}).plain_growth[0]
     with pytest.raises(WgradError, match="attention_chunk_size must be a multiple of 64, .* got 40"):
         parse_model_config(text | {"attention_chunk_size": 40})
 

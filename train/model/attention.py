@@ -31,7 +31,7 @@ class Attention(Parts):
         super().__init__(config, weights, device, **options)
         self.positions = positions
         self._chunk = config.chunk if config.chunk < positions else 0  # else all tokens are in one
-        growth = growth_by_position(positions, config.plain_growth, config.plain_length)
+        growth = growth_by_position(positions, *config.plain_growth)
         self._plain_growth = None if growth is None else device.upload(growth)
         tables = rope_tables(config.rope, positions)
         self.cos, self.sin = (device.upload(table) for table in tables)

@@ -39,9 +39,9 @@ def without_llama4_place(config: ModelConfig) -> Iterator[str]:
     last = config.max_position_embeddings  # what begins beyond it makes no difference
     if min(config.chunk or last, last) != min(_CHUNK, last) or config.chunked != config.use_rope:
         yield f"attention in chunks of {config.chunk} tokens, or in other layers than those with rotary embeddings"
-    grows = (config.plain_growth, config.plain_length)
-    if grows != (_GROWTH, _LENGTH) and (last >= _LENGTH or (config.plain_growth and last >= config.plain_length)):
-        yield f"queries that grow by {grows[0]:g} after {grows[1]} positions"
+    growth, length = config.plain_growth
+    if (growth, length) != (_GROWTH, _LENGTH) and (last >= _LENGTH or (growth and last >= length)):
+        yield f"queries that grow by {growth:g} after {length} positions"
 
 
 def keys_of_llama4(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:

@@ -105,7 +105,6 @@ class Llama4File(ExpertsFile, kw_only=True):
             "down_proj": "feed_forward.down_proj",
             "chunk": self.attention_chunk_size or 0,
             "chunked": tuple(kind == _KINDS[0] for kind in kinds),
-            "plain_growth": self.attn_scale if self.attn_temperature_tuning else 0.0,
-            "plain_length": self.floor_scale,
+            "plain_growth": (self.attn_scale if self.attn_temperature_tuning else 0.0, self.floor_scale),
             "experts": experts if any(layers) else None,
         }

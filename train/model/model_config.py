@@ -85,14 +85,12 @@ class ModelConfig:
         head_dims, kv_heads, mlp_widths: Sizes of each layer, if they differ.
         per_layer: Embeddings of each layer.
         altup: Several streams, LAuReL and sparse activations.
-        embedding_scale, logit_scale: Factors of the embeddings and the logits.
-        residual_scale: Factor of the terms that are added to the residual stream.
+        embedding_scale, logit_scale, residual_scale: Factors of embeddings, logits, and terms of the residual stream.
         attention_in_scale, attention_out_scale, gate_scale, down_scale: Factors of attention's input and output, of
             gate_proj's output, and of the MLP's output.
         layer_scale: Whether a layer's output is scaled by its layer_scalar, which is never trained.
         chunk, chunked: Length of the chunks in which some layers attend (chunks.py), and these layers; 0: none do.
-        plain_growth, plain_length: Queries of layers without rotary embeddings are scaled by position
-            (`chunks.growth_by_position`).
+        plain_growth: Growth and length of `chunks.growth_by_position`, for layers without rotary embeddings.
         quantization: Options of the files' quantization, if bitsandbytes stored the weights in NF4.
         embedding: Path of the embedding in transformers' model.
         file_names: Beginnings of tensors' names, each with those in files, of which the first is written.
@@ -149,8 +147,7 @@ class ModelConfig:
     qk_norm_weight: bool = field(default=True, repr=False)
     chunk: int = field(default=0, repr=False)
     chunked: tuple[bool, ...] = field(default=(), repr=False)
-    plain_growth: float = field(default=0.0, repr=False)
-    plain_length: int = field(default=1, repr=False)
+    plain_growth: tuple[float, int] = field(default=(0.0, 1), repr=False)
     interleaved: bool = field(default=False, repr=False)
     query_growth: float = field(default=0.0, repr=False)
     query_length: int = field(default=0, repr=False)
