@@ -428,9 +428,20 @@ def test_dropout_that_is_asked_for(architecture: str, changes: dict, asked: tupl
     assert parse_model_config(raw | changes).dropouts == asked
 
 
-def test_a_run_says_that_it_does_not_apply_them(
+def test_a_run_says_what_it_does_not_apply(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The balance of experts belongs to sft alone."""
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 3)
+    asks = {"output_router_logits": True, "router_aux_loss_coef": 0.25}
+    model = str(make_checkpoint(architecture="OlmoeForCausalLM", **asks))
+    said = "note: the experts' load-balancing loss of config.json (weight 0.25) is no part of --objective dpo"
+    options: dict[str, Any] = {"model": model, "out": str(tmp_path / "out"), "device": "cpu"}
+    for data, objective in ((pairs, "dpo"), (text_data, "sft")):
+        open_session(FinetuneConfig(**options | {"data": (str(data),), "objective": objective}))
+        out = capsys.readouterr().out
+        assert (said in out, "load-balancing" in out) == (data is pairs, data is pairs)
     model = make_checkpoint(architecture="PhiForCausalLM", resid_pdrop=0.1, attention_dropout=0.05)
     open_session(FinetuneConfig(model=str(model), data=(str(text_data),), out=str(tmp_path / "out"), device="cpu"))
     said = "note: attention_dropout 0.05 and resid_pdrop 0.1 of config.json: not applied here, as transformers does"

@@ -273,6 +273,7 @@ TOLD = [{"from": "human", "value": "Add.\n\n1, 2"}, {"from": "gpt", "value": "3"
         ),
         ({"conversations": [ASK, ANSWER]}, [ASK, ANSWER], "ShareGPT"),
         ({"conversations": json.dumps(TOLD)}, [ASK, ANSWER], "ShareGPT"),
+        ({"conversations": {"from": ["human", "gpt"], "value": ["Add.\n\n1, 2", "3"]}}, [ASK, ANSWER], "ShareGPT"),
     ],
 )
 def test_other_forms_are_messages(tokenizer: Tokenizer, write_lines, record: dict, messages: list, form: str) -> None:
@@ -292,6 +293,9 @@ def test_other_forms_are_messages(tokenizer: Tokenizer, write_lines, record: dic
         ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "'history' of an Alpaca record is not read"),
         ({"conversations": "x"}, "'conversations' must be a list of turns that is not empty; got text"),
         ({"conversations": []}, "must be a list of turns that is not empty"),
+        ({"conversations": {"from": ["gpt"], "value": ["a", "b"]}}, "must be a list of turns .* got an object"),
+        ({"conversations": {"from": [], "value": []}}, "must be a list of turns .* got an empty list"),
+        ({"conversations": {"from": "gpt", "value": "b"}}, "must be a list of turns .* got an object"),
         ({"conversations": [["human", "x"]]}, "turn 1 must be an object with 'from' and 'value'"),
         (
             {"conversations": [{"from": "narrator", "value": "x"}]},

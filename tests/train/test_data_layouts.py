@@ -316,6 +316,8 @@ def test_tables_of_pandas_and_polars() -> None:
     assert rows(PYARROW.Table.from_pylist(RECORDS)) == RECORDS
     assert rows({"train": RECORDS, "test": [ONE]}) == RECORDS and rows({"only": [ONE]}) == [ONE]
     assert records_of({"train": RECORDS, "test": [ONE]}, "eval_data") == [ONE]
+    odd = {"messages": np.array(turns, object), "t": (np.int64(3), np.float32("nan")), "b": np.True_}
+    assert rows([odd]) == [{"messages": turns, "t": [3, None], "b": True}]
     assert records_of({"train": RECORDS, "more": [ONE]}, "eval_data") == RECORDS
 
 

@@ -121,9 +121,19 @@ def turns_of(value: Any, name: str, keys: Keys) -> list[dict[str, Any]]:
     what = "messages" if name in ("messages", "prompt", "completion", "chosen", "rejected") else "turns"
     if isinstance(value, str) and name in ("messages", *CONVERSATIONS) and value.lstrip().startswith("["):
         value = parse_json_text(value, repr(name))  # tables and some files have it so
+    if isinstance(value, dict) and ("role" in value or "from" in value):
+        value = _rows(value)
     if not isinstance(value, list) or not value:
         raise WgradError(f"{name!r} must be a list of {what} that is not empty; got {type_name(value)}")
     return [_message(turn, number, name, keys) for number, turn in enumerate(value, start=1)]
+
+
+def _rows(columns: dict[str, Any]) -> Any:
+    """Return the turns of an object of lists, as the package datasets saves a `Sequence` of objects; otherwise it."""
+    parts = list(columns.values())
+    if not all(isinstance(part, list) and len(part) == len(parts[0]) for part in parts):
+        return columns
+    return [dict(zip(columns, turn)) for turn in zip(*parts)]
 
 
 def _message(turn: Any, number: int, name: str, keys: Keys) -> dict[str, Any]:

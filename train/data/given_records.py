@@ -97,11 +97,12 @@ def refuse_placeholder(path: str, option: str) -> None:
 def _record(value: Any, table: bool) -> Record:
     if not isinstance(value, Mapping):
         return f"expected a mapping such as {{'text': ...}}, got {type(value).__name__}: give one for each record"
-    return without_null(_plain(value)) if table else dict(value)
+    record: dict[str, Any] = _plain(value)
+    return without_null(record) if table else record
 
 
 def _plain(cell: Any) -> Any:
-    """Return a cell of a table as a JSON value; None for a missing one."""
+    """Return a cell as a JSON value; None for a missing one."""
     if isinstance(cell, Mapping):
         return {str(key): _plain(part) for key, part in cell.items()}
     if hasattr(cell, "tolist"):  # arrays and numbers of NumPy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
+from wgrad.train.options.objectives import SFT
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.plan.fit import Fit, Mode
 from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, training_needs
@@ -99,11 +100,10 @@ def open_session(
     model_config = load_model_config(folder)
     tokenizer, note = open_tokenizer(folder, config.adapter, model_config.vocab_size)
     kept = Path(config.out, TEMPLATE_FILE) if resumed else None
-    for remark in (note, use_chat_template(tokenizer, config.chat_template, kept)):
+    told = use_chat_template(tokenizer, config.chat_template, kept)
+    for remark in (note, told, *_not_applied(config, model_config)):
         if remark:
             display.say(f"note: {remark}")
-    if asked := " and ".join(f"{key} {p:g}" for key, p in model_config.dropouts):
-        display.say(f"note: {asked} of config.json: not applied here, as transformers does in training")
     # A missing or damaged shard is reported before the data is tokenized.
     files, model_config, head_note = open_files(folder, model_config)
     refuse_quantized_anew(config, files, model_config)
@@ -128,6 +128,16 @@ def open_session(
         lines = [remark for remark in data.remarks if remark.startswith("skipped ")]
         warnings.warn("; ".join([data.summary(), *lines]), stacklevel=2)
     return session
+
+
+def _not_applied(config: RunOptions, model: ModelConfig) -> Iterator[str]:
+    """Yield what config.json asks for in training, and transformers applies, but this run does not."""
+    if asked := " and ".join(f"{key} {p:g}" for key, p in model.dropouts):
+        yield f"{asked} of config.json: not applied here, as transformers does in training"
+    balance = model.experts.balance if model.experts is not None and config.router_aux_loss_coef is None else 0.0
+    if balance and config.objective != SFT:
+        loss = f"the experts' load-balancing loss of config.json (weight {balance:g})"
+        yield f"{loss} is no part of --objective {config.objective}"
 
 
 def _open_device(
