@@ -55,7 +55,7 @@ def test_a_target_that_matches_nothing_names_what_there_is(targets: Any) -> None
         match_targets(targets, list(MODULES))
 
 
-def test_a_broken_regular_expression() -> None:
+def test_a_broken_regular_expression_is_refused() -> None:
     with pytest.raises(WgradError, match="is no regular expression"):
         match_targets("(q_proj", list(MODULES))
 
@@ -198,7 +198,7 @@ def test_numbers_that_are_not_finite_are_refused(value: float, saved: Path) -> N
         load_adapter(saved, MODULES)
 
 
-def test_missing_files(saved: Path, tmp_path: Path) -> None:
+def test_missing_files_are_named(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="has no adapter_config.json: give the folder of a PEFT adapter"):
         load_adapter(tmp_path / "nowhere", MODULES)
     (saved / WEIGHTS_FILE).unlink()
@@ -247,7 +247,7 @@ HOSTILE: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("key", HOSTILE)
-def test_values_that_no_adapter_has(key: str, saved: Path) -> None:
+def test_values_that_no_adapter_has_are_refused_by_their_key(key: str, saved: Path) -> None:
     raw = json.loads((saved / CONFIG_FILE).read_text())
     for value in HOSTILE[key]:
         (saved / CONFIG_FILE).write_text(json.dumps(raw | {key: value}))
@@ -259,7 +259,7 @@ def test_values_that_no_adapter_has(key: str, saved: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000, '{"peft_type": "\\ud800"}'])
-def test_an_adapter_config_that_is_no_object(text: str, saved: Path) -> None:
+def test_an_adapter_config_that_is_no_object_is_refused(text: str, saved: Path) -> None:
     (saved / CONFIG_FILE).write_text(text)
     with pytest.raises(WgradError, match=r"^--adapter: .*adapter_config.json.*: fetch the file again$"):
         load_adapter(saved, MODULES)

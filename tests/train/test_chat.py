@@ -170,7 +170,7 @@ def test_marks_are_characters_that_the_conversation_does_not_have() -> None:
         ("\n{{ 'x' * 10 ** 11 }}{{ x | nofilter }}", r"No filter named 'nofilter'.* \(line 2 of"),
     ],
 )
-def test_a_template_that_does_not_compile(source: str, words: str) -> None:
+def test_a_template_that_does_not_compile_is_refused_in_one_line(source: str, words: str) -> None:
     with pytest.raises(WgradError, match=f"^--model: .* chat template does not compile: .*{words}") as caught:
         ChatTemplate(source, {})
     assert "\n" not in str(caught.value)
@@ -191,7 +191,7 @@ def test_a_template_that_does_not_compile(source: str, words: str) -> None:
         ("{% include 'other' %}", "fails on these messages: TypeError"),
     ],
 )
-def test_a_template_that_refuses(source: str, words: str) -> None:
+def test_the_refusal_of_a_template_is_passed_on_in_one_line(source: str, words: str) -> None:
     with pytest.raises(MessagesRefused, match=words) as caught:
         ChatTemplate(source, {}).render(TURNS)
     assert "\n" not in str(caught.value)

@@ -151,7 +151,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_talk(
     assert talk(b"Hear, my son\n", "--adapter", adapter)[0] == 130  # the second ends the program
 
 
-def test_commands(talk: Any, model: Path) -> None:
+def test_commands_clear_the_talk_list_themselves_and_end_it(talk: Any, model: Path) -> None:
     status, out, err = talk(b"/help\nHear, my son\n /exit \nHear, my son\n", "--model", model)
     assert status == 0 and out == talk(b"Hear, my son\n", "--model", model)[1], "nothing is read behind /exit"
     assert [line.split()[0] for line in err.splitlines()] == ["/clear", "/thoughts", "/exit", "/help", "Ctrl-C"]
@@ -195,7 +195,7 @@ def test_no_text_of_a_model_moves_the_cursor(talk: Any, model: Path, monkeypatch
         (["--model", str(BASE), "--device", "cpu", "--context", "1"], "--context: must be at least 2; got 1"),
     ],
 )
-def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", *words]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 

@@ -61,7 +61,7 @@ def test_well_known_templates(name: str) -> None:
     ChatTemplate(_TEMPLATES[name], {}, strict=True).render(said)  # a tokenizer without bos and eos
 
 
-def test_a_file_a_name_of_the_model_and_what_is_neither(make_tokenizer: Any, tmp_path: Path) -> None:
+def test_a_template_is_a_file_or_a_name_and_all_else_is_refused(make_tokenizer: Any, tmp_path: Path) -> None:
     folder, file = make_tokenizer(), tmp_path / "mine.jinja"
     named = folder / "additional_chat_templates"
     named.mkdir()

@@ -60,7 +60,7 @@ def turn(role: str, content: object, **more: object) -> dict:
 # ---- roles ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("role", ["asistant", "function", "Assistant", "model", "a\nb"])
 @pytest.mark.parametrize("content", ["Yes.", "You are one who would be wise, so be it.", "", "user"])
-def test_a_role_that_the_template_does_not_know(role: str, content: str) -> None:
+def test_a_role_that_the_template_leaves_out_is_refused_with_those_it_knows(role: str, content: str) -> None:
     for messages in ([ASK, turn(role, content)], [turn(role, content), ASK], [ASK, ANSWER, turn(role, content), ASK]):
         number = messages.index(turn(role, content)) + 1
         with pytest.raises(MessagesRefused) as caught:
@@ -71,7 +71,7 @@ def test_a_role_that_the_template_does_not_know(role: str, content: str) -> None
         )
 
 
-def test_a_role_that_the_template_refuses_itself() -> None:
+def test_a_role_that_the_template_refuses_is_named_with_those_it_knows() -> None:
     with pytest.raises(MessagesRefused, match="refuses .*Bad role.*; it knows the roles .*user.*, not 'asistant'$"):
         strict(REFUSES).render([ASK, turn("asistant", "Yes.")])
     with pytest.raises(MessagesRefused, match="Bad role.*line 1 of the template.$"):  # by content, not by role
@@ -91,7 +91,7 @@ def test_a_role_that_the_template_refuses_itself() -> None:
         [turn("user", ""), ANSWER],
     ],
 )
-def test_turns_that_are_there(source: str, messages: list[dict]) -> None:
+def test_turns_that_are_rendered_are_accepted(source: str, messages: list[dict]) -> None:
     """Short, empty and repeated ones too, and a system message that is part of a question."""
     text = strict(source).render(messages)
     if source is not PARTS:
@@ -181,12 +181,12 @@ def test_arguments_of_calls_as_the_template_takes_them(source: str, written: str
         (TO_JSON, "[1]", '[add "[1]"]'),
     ],
 )
-def test_arguments_that_stay(source: str, arguments: str, written: str) -> None:
+def test_arguments_of_calls_stay_as_they_are_written(source: str, arguments: str, written: str) -> None:
     call = {"function": {"name": "add", "arguments": arguments}}
     assert written in strict(source).render([ASK, turn("assistant", "", tool_calls=[call]), ANSWER])
 
 
-def test_a_template_that_writes_the_id_of_a_call_and_not_its_name() -> None:
+def test_a_call_counts_as_rendered_if_its_id_is_written() -> None:
     """As Kimi K2's."""
     call = {"id": "functions.add:0", "function": {"name": "add", "arguments": {}}}
     lost: list[str] = []
@@ -258,7 +258,7 @@ THOUGHT = "<think>\nAdd one and one, carefully.\n</think>"
         (turn("assistant", "x", tool_calls=CALL), "x", [json.dumps(CALL)]),
     ],
 )
-def test_what_is_left_out_of_an_answer(message: dict, said: str, lost: list[str]) -> None:
+def test_parts_that_the_text_lacks_are_found(message: dict, said: str, lost: list[str]) -> None:
     assert left_out([message], said) == lost
 
 

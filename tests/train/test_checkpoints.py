@@ -113,7 +113,7 @@ def test_a_wrong_type_is_noticed_though_the_digest_is_right(wrong: dict[str, Any
 
 
 @pytest.mark.parametrize("key", ["run", "data", "results", "schedule", "shares", "held_out"])
-def test_one_that_lacks_a_key_is_read(key: str, out: Path) -> None:
+def test_a_checkpoint_that_lacks_a_key_is_read(key: str, out: Path) -> None:
     """Earlier versions wrote fewer keys."""
     path = out / "checkpoints" / "step-4" / INFO_FILE
     write_json(path, _signed({k: v for k, v in json.loads(path.read_text()).items() if k != key}))
@@ -167,7 +167,7 @@ def test_a_damaged_one_is_written_again(out: Path) -> None:
     assert step_of(out) == 4
 
 
-def test_one_that_is_whole_is_not_written_again(out: Path) -> None:
+def test_a_checkpoint_that_is_whole_is_not_written_again(out: Path) -> None:
     """So that no moment is without it: a run that resumes at its last step saves that step once more."""
 
     def again(folder: Path) -> None:

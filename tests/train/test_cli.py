@@ -277,7 +277,7 @@ def test_a_full_disk_behind_standard_output(words: list[str], unbuffered: str) -
 @pytest.mark.parametrize(
     "words", ["cache list", "data show examples/data/proverbs.jsonl --model examples/base_model"], ids=["cache", "data"]
 )
-def test_an_answer_that_cannot_be_written(words: str) -> None:
+def test_output_that_cannot_be_written_is_an_error(words: str) -> None:
     with open("/dev/full", "wb") as full:
         status, errors = printing_to(full.fileno(), words.split(), "1")  # else the last flush says so
     assert (status, errors) == (2, f"wgrad: error: cannot write to standard output: {os.strerror(errno.ENOSPC)}\n")
@@ -289,7 +289,9 @@ def test_a_model_is_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["nowhere", "./a/b", "/nowhere/at/all", "a/b/c", "../a", "a b/c"])
-def test_what_is_neither_folder_nor_hub_id(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_neither_folder_nor_hub_id_is_refused(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WgradError, match="--model: no such folder: .*org/name"):
         resolve_model(spec)
@@ -301,7 +303,7 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "model.safetensors"), "--adapter")
 
 
-def test_what_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_tokenizer_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and tokenizer are fetched once, without other formats or copies of the weights."""
     hub = pytest.importorskip("huggingface_hub")
     seen = {}
@@ -330,7 +332,7 @@ def test_what_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("OSError", r"fetching failed \(disk gone\): check the network"),
     ],
 )
-def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
+def test_errors_of_the_hub_are_explained(monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
     hub = pytest.importorskip("huggingface_hub")
     kind = OSError if name == "OSError" else getattr(pytest.importorskip("huggingface_hub.errors"), name)
 
@@ -345,7 +347,7 @@ def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, name: str, words: st
         resolve_model("org/name")
 
 
-def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes the connection and says nothing."""
     hub = pytest.importorskip("huggingface_hub")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -356,7 +358,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
             resolve_model("org/name")
 
 
-def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
     """This runs in a new process, because the hub's client reads its settings once. Nothing listens on port 9."""
     pytest.importorskip("huggingface_hub")
     code = "from wgrad.train.files.hub import resolve_model; resolve_model('org/name')"
@@ -491,7 +493,7 @@ def test_a_wrong_operator_is_found(
         assert "FAILED" in out and out.splitlines()[-1].endswith("do not train on this device")
 
 
-def test_no_case_of_that_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_no_case_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--only: no case has 'zzz' in its name" in refused(capsys, "selftest", "--device", "cpu", "--only", "zzz")
 
 

@@ -131,7 +131,7 @@ def test_a_resumed_run_keeps_what_it_was_begun_with(run: Any, tmp_path: Path, ca
     assert "--compute: the run in" in capsys.readouterr().err
 
 
-def test_a_resumed_run_on_a_card_that_cannot(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_run_is_not_resumed_on_a_device_without_its_dtype(run: Any, tmp_path: Path, capsys: Any) -> None:
     assert run("bfloat16", "--max-steps", "2") == 0
     capsys.readouterr()
     assert run("float32", "--resume", "--max-steps", "3") == 2

@@ -62,7 +62,7 @@ Config = Callable[..., dict[str, Any]]
         ),
     ],
 )
-def test_unsupported_configurations(changes: dict[str, Any], message: str, make_config: Config) -> None:
+def test_unsupported_configurations_are_refused(changes: dict[str, Any], message: str, make_config: Config) -> None:
     with pytest.raises(WgradError, match=message):
         parse_model_config(make_config() | changes)
 
@@ -88,7 +88,7 @@ def test_more_heads_than_elements_are_refused_unless_heads_have_a_width_of_their
 @pytest.mark.parametrize(
     "changes", [{"rope_type": "yarn"}, {"rope_type": "dynamic", "original_max_position_embeddings": 8}]
 )
-def test_growth_of_queries_that_is_not_supported(changes: dict[str, Any], make_config: Config) -> None:
+def test_growth_of_queries_is_refused_where_it_is_not_supported(changes: dict[str, Any], make_config: Config) -> None:
     rope = {"factor": 2.0, "llama_4_scaling_beta": 0.1, **changes}
     with pytest.raises(WgradError, match="config.json: llama_4_scaling_beta"):
         parse_model_config(make_config("Ministral3ForCausalLM") | {"rope_scaling": None, "rope_parameters": rope})
@@ -280,7 +280,7 @@ FACTORS: list[Any] = [0, -1, 1e300, 2**70, 10**400, True, "x", [], {}]
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "SmolLM3ForCausalLM"])
 @pytest.mark.parametrize("key", HOSTILE)
-def test_values_that_no_model_has(key: str, architecture: str, make_config: Config) -> None:
+def test_values_that_no_model_has_are_refused_by_their_key(key: str, architecture: str, make_config: Config) -> None:
     """One line that names the key, whatever stands there; a key that the architecture does not have is not read."""
     looked_at = {"no_rope_layers": "SmolLM3", "no_rope_layer_interval": "SmolLM3", "max_window_layers": "Qwen3"}
     for value in HOSTILE[key]:
@@ -300,7 +300,7 @@ def test_values_that_no_model_has(key: str, architecture: str, make_config: Conf
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
-def test_rope_values_that_no_model_has(spelling: str, kind: str, make_config: Config) -> None:
+def test_rope_values_that_no_model_has_are_refused(spelling: str, kind: str, make_config: Config) -> None:
     good = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     parse_model_config(make_config() | {spelling: good})
     wrong: list[tuple[str, Any]] = [(key, v) for key in ("factor", "rope_theta", "beta_fast") for v in FACTORS]
@@ -361,7 +361,7 @@ def test_checkpoints_know_a_configuration_by_its_identity(family: str, changes: 
     assert next(local).identity() != next(local).identity()
 
 
-def test_a_missing_or_broken_config_file(tmp_path: Path) -> None:
+def test_a_missing_or_broken_config_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="has no config.json"):
         load_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
@@ -400,7 +400,7 @@ def test_layers_that_slide_need_a_window(architecture: str, changes: dict[str, A
     assert not any(parse_model_config(raw | {"layer_types": listed[1:] * 2}).windows)
 
 
-def test_rope_keys_that_contradict_each_other(make_config: Config) -> None:
+def test_rope_keys_that_contradict_each_other_are_refused(make_config: Config) -> None:
     raw = make_config("Gemma3ForCausalLM") | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     with pytest.raises(WgradError, match="rope_scaling stands alongside rope_parameters without full_attention"):
         parse_model_config(raw | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
@@ -423,7 +423,9 @@ def test_time_steps_beyond_a_float(make_config: Config) -> None:
         ("SeedOssForCausalLM", {"attention_dropout": 0, "residual_dropout": None}, ()),
     ],
 )
-def test_dropout_that_is_asked_for(architecture: str, changes: dict, asked: tuple, make_config: Config) -> None:
+def test_dropout_that_is_asked_for_is_listed(
+    architecture: str, changes: dict, asked: tuple, make_config: Config
+) -> None:
     raw = {key: value for key, value in make_config(architecture).items() if "drop" not in key}
     assert parse_model_config(raw | changes).dropouts == asked
 

@@ -51,7 +51,7 @@ def test_a_token_that_the_model_lacks_makes_the_line_invalid(make_tokenizer, wri
 
 
 # ---- what is learned ----------------------------------------------------------------------------
-def test_text(tokenizer: Tokenizer, write_lines) -> None:
+def test_text_is_trained_on_whole(tokenizer: Tokenizer, write_lines) -> None:
     (document,) = load(write_lines({"text": "A wisé man\n will hear"}), tokenizer).train
     assert tokenizer.decode(document.ids, skip_special_tokens=False) == "<s>A wisé man\n will hear</s>"
     assert learned(document, tokenizer) == "A wisé man\n will hear</s>"
@@ -61,7 +61,9 @@ def test_text(tokenizer: Tokenizer, write_lines) -> None:
 @pytest.mark.parametrize(
     ("loss_on", "expected"), [("completion", " will héar</s>"), ("all", "A wise man will héar</s>")]
 )
-def test_prompt_and_completion(tokenizer: Tokenizer, write_lines, loss_on: str, expected: str) -> None:
+def test_loss_on_chooses_between_prompt_and_completion(
+    tokenizer: Tokenizer, write_lines, loss_on: str, expected: str
+) -> None:
     path = write_lines({"prompt": "A wise man", "completion": " will héar"})
     (document,) = load(path, tokenizer, loss_on=loss_on).train
     assert learned(document, tokenizer) == expected
@@ -95,7 +97,7 @@ TURNS = [
         ({"prompt": TURNS[:4], "completion": TURNS[4:]}, "None.<|im_end|>\n"),
     ],
 )
-def test_messages(tokenizer: Tokenizer, write_lines, line: dict, expected: str) -> None:
+def test_answers_of_a_conversation_are_trained_on(tokenizer: Tokenizer, write_lines, line: dict, expected: str) -> None:
     (document,) = load(write_lines(line), tokenizer).train
     assert learned(document, tokenizer) == expected
     turns = line.get("messages") or line["prompt"] + line["completion"]
@@ -319,13 +321,13 @@ def test_a_single_token_has_nothing_to_learn(make_tokenizer, write_lines) -> Non
 
 @pytest.mark.parametrize("content", [b"", b" \n\n", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
-def test_an_empty_file(tokenizer: Tokenizer, tmp_path: Path, content: bytes, name: str) -> None:
+def test_an_empty_file_is_refused(tokenizer: Tokenizer, tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(WgradError, match="--data: .* is empty"):
         load(str(tmp_path / name), tokenizer)
 
 
-def test_files_that_cannot_be_read(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="--data: no such file: nowhere.jsonl"):
         load("nowhere.jsonl", tokenizer)
     with pytest.raises(WgradError, match="--data: .* is a folder"):
@@ -335,7 +337,7 @@ def test_files_that_cannot_be_read(tokenizer: Tokenizer, tmp_path: Path) -> None
         load(str(tmp_path / "a.jsonl"), tokenizer, on_bad_line="stop")
 
 
-def test_the_data_that_comes_with_the_project(tokenizer: Tokenizer) -> None:
+def test_the_example_data_is_read_whole(tokenizer: Tokenizer) -> None:
     folder = Path(__file__).parents[2] / "examples" / "data"
     stream = load(str(folder / "proverbs.txt"), tokenizer, max_length=128, eval_fraction=0.05)
     pairs = load(str(folder / "proverbs.jsonl"), tokenizer, max_length=128, eval_fraction=0.05)

@@ -80,7 +80,7 @@ def test_a_kind_gives_what_its_lines_give(
     assert data.remarks[0].startswith(f"note: {tmp_path / name} is taken for {kind}, ")
 
 
-def test_csv_without_a_name_for_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_csv_is_recognized_by_its_header(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"prompt,completion\r\na,b\r\n")
     assert "taken for CSV" in load(tmp_path / "a", tokenizer).remarks[0]
     (tmp_path / "a").write_bytes(b"text, he said\nHear.\n")
@@ -238,7 +238,9 @@ def test_a_folder_with_splits_gives_one(tokenizer: Tokenizer, tmp_path: Path, tr
         (["a.csv", "more/"], "more is a folder within .*data: move its files up"),
     ],
 )
-def test_folders_that_are_wrong(tokenizer: Tokenizer, tmp_path: Path, files: list[str], words: str) -> None:
+def test_folders_without_one_kind_of_data_are_refused(
+    tokenizer: Tokenizer, tmp_path: Path, files: list[str], words: str
+) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     for name in files:
@@ -304,7 +306,9 @@ def test_other_forms_are_messages(tokenizer: Tokenizer, write_lines, record: dic
         ({"conversations": [{"from": "gpt"}]}, "'value of turn 1' must be text; got null"),
     ],
 )
-def test_other_forms_that_are_wrong(tokenizer: Tokenizer, write_lines, record: dict, words: str) -> None:
+def test_incomplete_records_of_other_forms_are_refused(
+    tokenizer: Tokenizer, write_lines, record: dict, words: str
+) -> None:
     with pytest.raises(WgradError, match=f":1: .*{words}"):
         load(write_lines(record), tokenizer)
 

@@ -93,7 +93,7 @@ def test_layouts_of_json(text: str, name: str, tmp_path: Path) -> None:
         ('{"data": ["a"]}\n', "lines"),
     ],
 )
-def test_what_an_object_begins(start: str, kind: str) -> None:
+def test_the_kind_of_json_is_told_by_its_beginning(start: str, kind: str) -> None:
     assert json_kind(start.encode(), ())[0] == kind
     if kind == "wrapped":
         assert json_kind(start.encode(), {"data"})[0] == "lines"  # --columns names it
@@ -108,7 +108,7 @@ def test_what_an_object_begins(start: str, kind: str) -> None:
         ('{\n"text": "a"\n}\n{\n"text"', "a.json:4: the object is not closed"),
     ],
 )
-def test_layouts_of_json_that_are_wrong(text: str, words: str, tmp_path: Path) -> None:
+def test_wrong_layouts_of_json_are_refused(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(WgradError, match=words):
         read(tmp_path / "a.json")
@@ -182,7 +182,7 @@ def write(kind: str, records: list[dict[str, Any]], folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "feather", "json", "jsonl"])
-def test_columns(kind: str, tmp_path: Path) -> None:
+def test_columns_rename_keys_of_every_kind(kind: str, tmp_path: Path) -> None:
     records, notes = read(write(kind, THEIRS, tmp_path), COLUMNS)
     assert [with_our_names(record, columns_of([COLUMNS])) for record in records] in (
         [ONE],
@@ -227,7 +227,7 @@ def test_columns_as_they_may_be_given() -> None:
         ("prompt=q,prompt=r", "'prompt' is given twice"),
     ],
 )
-def test_columns_that_are_wrong(value: str, words: str) -> None:
+def test_wrong_columns_are_refused(value: str, words: str) -> None:
     with pytest.raises(WgradError, match=f"--columns: {words}"):
         RunOptions(columns=(value,))
 
@@ -244,7 +244,7 @@ def save(folder: Path, records: list[dict[str, Any]], files: int = 1) -> None:
     (folder / "dataset_info.json").write_text("{}")
 
 
-def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+def test_one_split_of_a_saved_dataset_is_read(tmp_path: Path) -> None:
     splits = tmp_path / "saved"
     for name, records in (("train", RECORDS[:2]), ("test", RECORDS[2:])):
         save(splits / name, records, len(records))
@@ -272,7 +272,7 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
             list_data(f"{splits}:test", "--data")
 
 
-def test_what_datasets_itself_saves(tmp_path: Path) -> None:
+def test_files_and_objects_of_datasets_are_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="the oracle writes with datasets: pip install wgrad[oracle]")
     made = datasets.DatasetDict({name: datasets.Dataset.from_list(RECORDS) for name in ("train", "test")})
     made.save_to_disk(tmp_path / "saved")
@@ -331,7 +331,7 @@ def test_tables_of_pandas_and_polars() -> None:
         (type("LazyFrame", (), {"collect": None, "lazy": None})(), "a lazy table has no rows yet"),
     ],
 )
-def test_what_is_no_table(value: Any, words: str) -> None:
+def test_objects_that_are_no_table_are_refused(value: Any, words: str) -> None:
     with pytest.raises(WgradError, match=f"^data: .*{words}"):
         records_of(value, "data")
 

@@ -58,7 +58,7 @@ def test_colors_and_long_examples(folder: Path) -> None:
     assert len(text.plain) < 12 * 400
 
 
-def test_without_packing(folder: Path, write_lines: Any, capsys: Any) -> None:
+def test_without_packing_sequences_are_counted_by_example(folder: Path, write_lines: Any, capsys: Any) -> None:
     data = write_lines({"text": "x"}, {"text": "the cat sat"}, {"prompt": "the cat sat on the mat", "completion": "."})
     assert show(folder, data, "--no-packing", "--max-length", "8") == 0
     out = capsys.readouterr().out
@@ -74,6 +74,6 @@ def test_without_packing(folder: Path, write_lines: Any, capsys: Any) -> None:
         (["--model", ""], "--model is required"),
     ],
 )
-def test_wrong_options(words: list[str], message: str, folder: Path, text_data: Path, capsys: Any) -> None:
+def test_wrong_options_are_refused(words: list[str], message: str, folder: Path, text_data: Path, capsys: Any) -> None:
     assert show(folder, str(text_data), *words) == 2
     assert message in capsys.readouterr().err

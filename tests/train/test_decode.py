@@ -279,7 +279,7 @@ def test_msgspec_words_are_all_known() -> None:
         assert "`" not in str(caught.value)
 
 
-def test_numbers_that_python_writes_and_json_lacks(tmp_path: Path) -> None:
+def test_nan_and_infinity_are_read_from_python_only(tmp_path: Path) -> None:
     """Read where a file comes of Python and the key is not looked at; elsewhere, the key is named."""
     text = b'{"size": 1, "unknown": [Infinity, -Infinity, NaN, 1e999], "more": {"a": {"factor": NaN}}}'
     value = parse_json(text, "a.json", from_python=True)

@@ -75,7 +75,7 @@ def test_prompts_of_a_batch_do_not_see_what_fills_them_up(model: Model, prompts:
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_sequences_that_come_and_go(
+def test_sequences_that_come_and_go_have_the_text_of_each_alone(
     model: Model, prompts: Any, alone: Any, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other and in a group, into rows that others have left, while the cache moves. Those that are long
@@ -130,7 +130,7 @@ def test_eight_steps_beside_torch(full: bool, folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.oracle
-def test_packed_documents_and_layers_that_are_computed_again(folder: Path) -> None:
+def test_packed_documents_and_recomputed_layers_give_the_same_gradients(folder: Path) -> None:
     """A row of two documents gives the sum of their gradients, whatever is kept for the backward."""
     oracle = pytest.importorskip("tests.train.test_oracle_model")
     ids, targets = oracle.batch(300)

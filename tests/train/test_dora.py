@@ -76,7 +76,7 @@ def test_it_starts_alike_where_weights_are_in_main_memory(make_checkpoint: Any, 
     np.testing.assert_array_equal(found[0], found[1])
 
 
-def test_what_it_cannot_be_given_beside(run: Path, text_data: Path, tmp_path: Path, capsys: Any) -> None:
+def test_options_without_meaning_for_dora_are_refused(run: Path, text_data: Path, tmp_path: Path, capsys: Any) -> None:
     def refused(*words: str) -> str:
         assert main(list(words)) == 2
         return str(capsys.readouterr().err).strip().splitlines()[-1]

@@ -275,7 +275,7 @@ def test_the_disk_is_compared_before_weights_are_read_and_with_the_steps_that_ar
     assert not build.called
 
 
-def test_a_model_that_does_not_fit(
+def test_a_model_that_does_not_fit_is_one_line_with_advice(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = pytest.importorskip("wgrad.device.errors")

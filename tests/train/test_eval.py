@@ -148,6 +148,6 @@ def test_damaged_weights_are_no_number(make_checkpoint: Any, text_data: Path, ca
         (["--adapter", "nowhere", "--data", "d", "--device", "cpu"], "--adapter: nowhere has no adapter_config.json"),
     ],
 )
-def test_wrong_options(words: list[str], message: str, capsys: Any) -> None:
+def test_wrong_options_are_refused(words: list[str], message: str, capsys: Any) -> None:
     assert main(["eval", *words]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]

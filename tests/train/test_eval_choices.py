@@ -158,7 +158,7 @@ def test_a_question_that_begins_with_bos_gets_no_second(write_lines: Any, make_t
         (["--choices", "q.txt", "--loss-on", "all"], "--loss-on: would be ignored"),
     ],
 )
-def test_wrong_options(
+def test_wrong_options_are_refused(
     words: list[str], message: str, make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)

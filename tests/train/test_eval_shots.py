@@ -134,7 +134,7 @@ def test_the_command_says_what_stood_before(make_checkpoint: Any, capsys: pytest
         (["--chat"], "has no chat template"),
     ],
 )
-def test_wrong_options(words: list[str], message: str, make_checkpoint: Any, capsys: Any) -> None:
+def test_wrong_options_are_refused(words: list[str], message: str, make_checkpoint: Any, capsys: Any) -> None:
     model = str(make_checkpoint())
     assert main(["eval", "--model", model, "--device", "cpu", "--choices", "questions.jsonl", *words]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]

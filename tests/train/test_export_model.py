@@ -162,6 +162,6 @@ def test_a_run_ends_with_the_next_commands(full: bool, chats: bool, lines: list[
         ("ollama --adapter nowhere", "--adapter: nowhere has no adapter_config.json"),
     ],
 )  # fmt: skip
-def test_mistakes(words: str, message: str, capsys: Any) -> None:
+def test_mistakes_are_refused(words: str, message: str, capsys: Any) -> None:
     assert main(["export", *words.split()]) == 2
     assert message in capsys.readouterr().err

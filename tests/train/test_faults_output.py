@@ -62,7 +62,7 @@ def same(out: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC], ids=["closed", "full"])
-def test_an_output_that_ends_at_any_line(number: int, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_outlives_output_that_ends_at_any_line(number: int, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Output(1000, number)
     monkeypatch.setattr(sys, "stdout", counted)
     assert main(options_for(tiny, tiny / "counted")) == 0
@@ -154,7 +154,7 @@ def generate(tiny: Path) -> int:
     ],
     ids=["closed", "full"],
 )
-def test_text_that_nobody_takes(
+def test_generation_ends_when_nobody_takes_its_text(
     number: int, status: int, said: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Of generate the text is what it is for: it ends, and says why where somebody may care."""

@@ -109,7 +109,7 @@ def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.F
         ("--offload-activations true", "'true'", True),
     ],
 )
-def test_a_switch_that_takes_a_number(words: str, text: str, value: bool | int, tmp_path: Path) -> None:
+def test_a_switch_may_take_a_number(words: str, text: str, value: bool | int, tmp_path: Path) -> None:
     path = write(tmp_path / "c.yaml", f"offload_activations: {text}\n")
     (tmp_path / "a").mkdir()
     for config in (
@@ -218,7 +218,7 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ({"label_smoothing": 0.5}, "--label-smoothing: must be at least 0 and below 0.5; got 0.5"),
     ],
 )
-def test_a_value_that_breaks_its_rule(values: dict, words: str) -> None:
+def test_a_value_that_breaks_its_rule_is_refused(values: dict, words: str) -> None:
     with pytest.raises(WgradError, match=words) as caught:
         FinetuneConfig(**NEEDED | values)
     assert "\n" not in str(caught.value)
@@ -308,13 +308,13 @@ def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
         ("lora_r: \x00\n", "not valid YAML"),
     ],
 )
-def test_a_bad_file(tmp_path: Path, text: str, words: str) -> None:
+def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(WgradError, match=words) as caught:
         needed("--config", write(tmp_path / "c.yaml", text))
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="--config: no such file: .*absent.yaml: check the path"):
         needed("--config", str(tmp_path / "absent.yaml"))
     (tmp_path / "c.yaml").write_bytes(b"lora_r: \xff")

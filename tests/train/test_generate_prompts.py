@@ -119,7 +119,9 @@ def test_a_wrong_line_is_named_and_nothing_is_written(
         ("p.jsonl", "", "p.jsonl is empty: give a file with at least one example"),
     ],
 )
-def test_no_file_of_prompts(name: str, text: str, message: str, make_tokenizer: Any, tmp_path: Path) -> None:
+def test_a_file_without_prompts_is_refused(
+    name: str, text: str, message: str, make_tokenizer: Any, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(WgradError, match="^--prompts: ") as caught:
         read_prompts(str(tmp_path / name), load_tokenizer(make_tokenizer()))
@@ -136,7 +138,7 @@ def test_no_file_of_prompts(name: str, text: str, message: str, make_tokenizer: 
         (["--prompts", "p", "--out", "no/where"], "--out: no is no folder"),
     ],
 )
-def test_wrong_options(words: list[str], message: str, capsys: Any) -> None:
+def test_wrong_options_are_refused(words: list[str], message: str, capsys: Any) -> None:
     assert generate("--model", "m", *words) == 2
     assert message in capsys.readouterr().err
     assert main(["generate", "--prompt", "x"]) == 2

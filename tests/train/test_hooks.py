@@ -157,7 +157,7 @@ async def later(output: Any, batch: Any) -> Any: ...
         ({"optimizers": (None, None)}, "finetune: unknown argument 'optimizers'"),
     ],
 )
-def test_mistakes(options: dict[str, Any], message: str, model: str, tmp_path: Path) -> None:
+def test_mistakes_are_refused(options: dict[str, Any], message: str, model: str, tmp_path: Path) -> None:
     with pytest.raises(WgradError) as error:
         wgrad.finetune(model=model, out=tmp_path / "out", **OPTIONS | options)
     assert message in str(error.value)

@@ -138,7 +138,7 @@ def test_what_another_tool_left_in_the_cache(cache: Path) -> None:
         ("RepositoryNotFoundError", "there is no such data set or file, or it is private"),
     ],
 )
-def test_what_the_hub_says(kind: str, message: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_hub_are_explained(kind: str, message: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Any, repo_id: str, timeout: float) -> Any:
         raise getattr(hub.errors, kind).__new__(getattr(hub.errors, kind))
 
@@ -222,7 +222,7 @@ def test_which_files_are_of_a_split(names: list[str], readme: str, asked: tuple[
         assert files_of_split(names, readme, *asked, "--data: ID") == (asked[1], wanted)
 
 
-def test_missing_shards() -> None:
+def test_missing_shards_are_noticed() -> None:
     parts = [f"a-0000{i}-of-00003.parquet" for i in range(3)]
     assert not missing_shards(parts) and missing_shards(parts[:2]) and missing_shards(["a.parquet"])
     assert missing_shards([*parts, "b-00001-of-00002.parquet"])

@@ -214,7 +214,7 @@ def test_without_an_adapter_the_whole_model_is_trained(tmp_path: Path, capsys: A
         ("peft_init_lora_weights", "gaussian", "must be one of"),
     ],
 )
-def test_values(key: str, value: Any, ours: Any) -> None:
+def test_values_are_converted_or_left_out_with_a_reason(key: str, value: Any, ours: Any) -> None:
     """Text: why it is left out."""
     found = import_config({"adapter": "qlora", key: value}, "axolotl")
     if isinstance(ours, str):
@@ -283,7 +283,7 @@ def test_a_key_is_explained_in_one_place() -> None:
         ("x: 1", ["--from", "unsloth"], "must be one of axolotl, llama-factory, trl"),
     ],
 )
-def test_mistakes(text: str, words: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
+def test_mistakes_are_refused(text: str, words: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "c.yml").write_text(text)
     assert main(["import-config", str(tmp_path / "c.yml"), *words]) == 2
     assert message in capsys.readouterr().err

@@ -99,5 +99,5 @@ def test_smoothing_stops_at_a_gap() -> None:
     assert len(lines) == 4 and all(max(ys) - min(ys) < 0.11 for ys in lines)
 
 
-def test_no_step_at_all() -> None:
+def test_a_run_without_steps_is_drawn() -> None:
     assert texts(picture([]))[1] == "0 steps"

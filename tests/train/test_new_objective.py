@@ -78,7 +78,7 @@ def test_a_run_and_its_resume(values: dict[str, Any], tmp_path: Path, capsys: py
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_plan(values: dict[str, Any], wgpu_device: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_knows_the_objective(values: dict[str, Any], wgpu_device: Any, capsys: pytest.CaptureFixture[str]) -> None:
     options = {name: values[name] for name in ("--model", "--max-length", "--lora-r")}
     found = []
     for more in ({"--objective": "toy", "--batch-size": 2}, {"--objective": "sft", "--batch-size": 4}):
@@ -88,7 +88,7 @@ def test_a_plan(values: dict[str, Any], wgpu_device: Any, capsys: pytest.Capture
 
 
 @needs_mpi
-def test_two_ranks(values: dict[str, Any], tmp_path: Path, toy: None) -> None:
+def test_two_ranks_train_with_the_objective(values: dict[str, Any], tmp_path: Path, toy: None) -> None:
     assert main(["finetune", *words(values)]) == 0
     both = tmp_path / "both"
     before = "from tests.train.test_new_objective import register; register()"

@@ -44,7 +44,9 @@ def run(model: str, out: Path) -> list[str]:
     return ["--adapter", str(result.out), "--model", model]
 
 
-def test_a_folder(make_checkpoint: MakeCheckpoint, tmp_path: Path, no_network: list[str]) -> None:
+def test_a_model_in_a_folder_needs_no_network(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, no_network: list[str]
+) -> None:
     given = run(str(make_checkpoint()), tmp_path)
     assert main(["merge", *given, "--out", str(tmp_path / "merged"), "--device", "cpu", "--no-compare"]) == 0
     assert main(["export", *given, "--gguf-lora", str(tmp_path / "adapter.gguf")]) == 0

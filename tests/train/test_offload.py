@@ -324,12 +324,12 @@ def test_it_says_where_it_moves_nothing(
     ("text", "nbytes"),
     [("3GiB", 3 << 30), ("3g", 3 << 30), ("3GB", 3 * 10**9), ("1.5 MiB", 3 << 19), ("65536", 65536), ("12B", 12)],
 )
-def test_sizes(text: str, nbytes: int) -> None:
+def test_sizes_are_parsed(text: str, nbytes: int) -> None:
     assert parse_size(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "0", "GiB", "3 GiB more", "-1", "1e9", "0.1", "3XB", "nan"])
-def test_no_sizes(text: str) -> None:
+def test_texts_that_are_no_size_are_refused(text: str) -> None:
     assert parse_size(text) is None
     with pytest.raises(WgradError, match="--memory-limit: must be a size, as 3GiB or 800MiB; got"):
         RunOptions(memory_limit=text)

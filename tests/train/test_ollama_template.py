@@ -147,7 +147,7 @@ VALUES = {"System": "s", "Messages": [{"Role": "a", "Content": "1"}, {"Role": "b
         ("{{ range $i, $_ := .Empty }}{{ .Nothing }}{{ end }}x", "x"),
     ],
 )
-def test_the_interpreter(template: str, text: str) -> None:
+def test_templates_are_rendered_as_go_does(template: str, text: str) -> None:
     assert render(template, VALUES) == text
 
 

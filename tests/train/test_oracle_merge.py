@@ -107,7 +107,7 @@ def test_onto_what_it_was_trained_on(kind: str, adapted: Any, tmp_path: Path, ca
         assert not (tmp_path / "other").exists()
 
 
-def test_types(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+def test_merged_weights_have_the_dtype_asked_for(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     folder, adapter = adapted(dtype="bfloat16")
     exact = logits(folder, adapter)
     for name, limit in {"auto": 0.02, "float16": 0.003, "float32": 4e-6}.items():
@@ -133,7 +133,9 @@ def test_what_corrects_a_routers_scores_stays_in_float32(adapted: Any, tmp_path:
     np.testing.assert_array_equal(entries[name].array(), read_entries(folder / "model.safetensors", "")[name].array())
 
 
-def test_places(adapted: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_the_folder_must_be_new_and_the_disk_large_enough(
+    adapted: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     folder, adapter = adapted()
     assert merge(adapter, folder) == 2
     assert "is there already: give the name of a new folder" in capsys.readouterr().err
@@ -175,7 +177,7 @@ def test_a_sum_that_is_not_finite(adapted: Any, tmp_path: Path, capsys: Any) -> 
     assert not (tmp_path / "merged").exists()
 
 
-def test_difference() -> None:
+def test_the_difference_is_the_divergence_of_probabilities() -> None:
     same = merge_command.difference(np.eye(3), np.eye(3) + 5.0)
     assert (same.tokens, same.divergence, same.largest, same.agree) == (3, 0.0, pytest.approx(0, abs=1e-12), 3)
     other = merge_command.difference(np.log([[0.7, 0.3]]), np.log([[0.4, 0.6]]))

@@ -135,7 +135,7 @@ KINDS = {"f16": (2e-5, 0.01, 0.02), "q8_0": (0.05, 0.7, 0.4), "q4_0": (0.7, 8.0,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_type(kind: str, adapted: Any, tmp_path: Path, capsys: Any) -> None:
+def test_every_type_has_about_the_error_of_its_rounding(kind: str, adapted: Any, tmp_path: Path, capsys: Any) -> None:
     adapter, out = adapted(), tmp_path / "out"
     assert merge(adapter, out, "--quantize", kind) == 0
     assert f"wrote {out}/model.gguf: " in capsys.readouterr().out

@@ -48,7 +48,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-def test_nothing_is_raised(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_to_a_broken_stream_raises_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", STREAMS[kind]())
     say("a line")
     settle()

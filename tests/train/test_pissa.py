@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_ends_in_the_same_bits(make_checkpoint: Any, text_dat
     assert lora.r == 6 and all(6 in value.shape for value in arrays.values())
 
 
-def test_what_it_cannot_be_given_beside(
+def test_options_without_meaning_for_pissa_are_refused(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, cpu: Device
 ) -> None:
     model = make_checkpoint()

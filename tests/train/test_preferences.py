@@ -54,7 +54,9 @@ CHAT = [(HEAD, "It is.<|im_end|>\n"), (HEAD, "No, and never was.<|im_end|>\n")]
         ({"system": "", "chosen": [ASK, YES], "rejected": [ASK, NO]}, CHAT, "whose prompt is what"),
     ],
 )
-def test_pairs(record: dict, wanted: list, form: str, tokenizer: Tokenizer, write_lines: Any) -> None:
+def test_pairs_are_read_in_every_form(
+    record: dict, wanted: list, form: str, tokenizer: Tokenizer, write_lines: Any
+) -> None:
     data = load(write_lines(record, record), tokenizer)
     assert answers(data, tokenizer) == wanted * 2 and all(isinstance(pair, Pair) for pair in data.train)
     assert len(data.remarks) == 1 and form in data.remarks[0]
@@ -93,7 +95,9 @@ def test_a_pair_among_other_columns(tokenizer: Tokenizer, write_lines: Any) -> N
 
 
 @pytest.mark.parametrize("kind", ["json", "csv"])
-def test_labels(kind: str, tokenizer: Tokenizer, write_lines: Any, tmp_path: Path) -> None:
+def test_labeled_answers_are_read_from_every_kind_of_file(
+    kind: str, tokenizer: Tokenizer, write_lines: Any, tmp_path: Path
+) -> None:
     if kind == "json":
         records = [
             {"prompt": PAIR["prompt"], "completion": PAIR["chosen"], "label": True},

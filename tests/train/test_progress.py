@@ -232,10 +232,10 @@ def test_the_last_figures_of_a_run_stay() -> None:
 
 # ---- small things ------------------------------------------------------------------------------
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03"), (math.inf, "-:--")])
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [(3 << 19, "1.5 MiB"), (5 << 30, "5.00 GiB")])
-def test_sizes(count: int, text: str) -> None:
+def test_sizes_have_a_unit(count: int, text: str) -> None:
     assert size(count) == text

@@ -60,7 +60,7 @@ def test_a_hub_that_never_answers(run: Path, hub: UploadHub, monkeypatch: pytest
     assert f"push: the upload to {REPO} failed (timed out)" in capsys.readouterr().err and hub.stored == {}
 
 
-def test_an_adapter(run: Path, hub: UploadHub, capsys: Any) -> None:
+def test_an_adapter_is_uploaded_to_a_private_repository(run: Path, hub: UploadHub, capsys: Any) -> None:
     assert push(run) == 0
     said = capsys.readouterr()
     assert f"uploaded: {hub.address}/{REPO}" in said.out and ", private" in said.out

@@ -186,7 +186,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_be_given_beside(name: str) -> None:
+def test_options_that_qat_does_not_round_are_refused(name: str) -> None:
     with pytest.raises(WgradError, match=f"^--qat: is not there with --{name.replace('_', '-')}"):
         RunOptions(qat="q4_k", **{name: REFUSED[name]})
 

@@ -193,20 +193,20 @@ def test_a_self_test_that_dies_again_and_again_is_left(monkeypatch: pytest.Monke
     assert part["cases"] == [0, 2] and part["state"] == "ended with status 7 at case 4" and len(part["deaths"]) == 3
 
 
-def test_another_part_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_dies_is_reported_with_its_last_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, (1,))
     part = part_of("rates")
     assert part["state"] == "crashed (signal 9) at case 1" and part["cases"] == [0]
     assert part["deaths"][0]["last_launch"] == "kernel k1, arguments 7"
 
 
-def test_a_part_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, (1,), "time.sleep(60)")
     monkeypatch.setattr(report_gpu, "SILENCE", 1.0)
     assert part_of("rates")["state"] == "hung: no answer for 1 s at case 1"
 
 
-def test_a_real_process() -> None:
+def test_a_part_runs_in_a_process_of_its_own() -> None:
     part: dict[str, Any] = {}
     for _ in _run_part("device", "cpu", "tiny", part):
         pass

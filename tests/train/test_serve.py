@@ -115,7 +115,7 @@ def test_answers_are_those_of_generate(client: Client, adapter: Path, capsys: py
         assert answer["usage"]["completion_tokens"] == 9 and answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_models(client: Client) -> None:
+def test_models_are_listed_and_described(client: Client) -> None:
     listed = client.ask("GET", "/v1/models").json
     assert listed["object"] == "list" and [model["id"] for model in listed["data"]] == ["base_model", "mine"]
     assert client.ask("GET", "/v1/models/mine").json["object"] == "model"
@@ -379,7 +379,7 @@ def test_a_wrong_request_is_one_line(client: Client, value: Any, status: int, pa
     assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
 
 
-def test_wrong_paths_types_and_sizes(client: Client) -> None:
+def test_wrong_paths_types_and_sizes_are_refused(client: Client) -> None:
     assert client.ask("GET", "/v1/nowhere").error["type"] == "not_found_error"
     assert (client.ask("GET", "/v1/completions").status, client.ask("DELETE", "/v1/models").status) == (405, 405)
     assert client.ask("GET", "/v1/a%1bb").error["message"].startswith("GET '/v1/a\\x1bb': ")
@@ -465,7 +465,9 @@ def test_a_client_that_goes_within_its_request_is_no_fault(client: Client, capfd
         ),
     ],
 )
-def test_wrong_options(words: list[str], message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_options_are_refused(
+    words: list[str], message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("WGRAD_API_KEY", raising=False)
     assert main(["serve", *words]) == 2
     said = capsys.readouterr()

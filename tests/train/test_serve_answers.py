@@ -86,7 +86,7 @@ def test_log_probabilities_of_a_conversation(client: Client) -> None:
         ([{"role": "user", "content": "x " * 900}], "must be at most the 512 positions"),
     ],
 )
-def test_wrong_messages(client: Client, messages: Any, message: str) -> None:
+def test_wrong_messages_are_refused(client: Client, messages: Any, message: str) -> None:
     reply = chat(client, messages)
     assert (reply.status, reply.error["param"]) == (400, "messages") and message in reply.error["message"]
 

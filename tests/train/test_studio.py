@@ -210,7 +210,7 @@ def test_the_page_runs_its_own_files_only(client: Client) -> None:
     assert "MIT License" in license[:200] and "Leon Sorokin" in license[:300] and len(license) < 60_000
 
 
-def test_a_key(tmp_path: Path) -> None:
+def test_every_request_but_for_the_page_needs_the_key(tmp_path: Path) -> None:
     """The page is served without it and asks for it; all other requests need it."""
     with studio_in(tmp_path, api_key="secret") as client:
         assert client.ask("GET", "/")[0] == client.ask("GET", "/pages/page.js")[0] == 200

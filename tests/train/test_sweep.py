@@ -104,7 +104,7 @@ def test_a_trial_that_fails_ends_no_other(words: list[str], tmp_path: Path, monk
     assert "no trial has a held-out loss" in capsys.readouterr().err
 
 
-def test_values() -> None:
+def test_values_and_ranges_of_options_are_parsed() -> None:
     assert read_vary("packing=true,false").values == (True, False)
     assert read_vary("--target-modules=q_proj,v_proj;all-linear").values == (("q_proj", "v_proj"), ("all-linear",))
     assert read_vary("lr=1e-4, 3e-4,1e-4").values == (1e-4, 3e-4)  # a former name, and one value twice
@@ -115,7 +115,7 @@ def test_values() -> None:
     assert len(trials_of([read_vary("lora_r=2,3")], 10, seed=0)) == 2  # there are no more
 
 
-def test_a_table_of_failures() -> None:
+def test_a_failed_trial_is_a_row_of_the_table() -> None:
     row = {"folder": "001", "options": {"lora_r": 2}, "held_out_loss": None, "steps": None, "seconds": None}
     assert table([{**row, "error": "x"}])[-1].split() == ["1", "2", "failed", "-", "-"]
 
@@ -138,12 +138,12 @@ def test_a_table_of_failures() -> None:
         (["--vary", "eval_steps=0,5", "--eval-fraction", "0"], "--eval-steps: nothing is held out"),
     ],
 )
-def test_mistakes(more: list[str], message: str, words: list[str], tmp_path: Path, capsys: Any) -> None:
+def test_mistakes_are_refused(more: list[str], message: str, words: list[str], tmp_path: Path, capsys: Any) -> None:
     assert main([*words, *more]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_from_python(make_checkpoint: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_sweep_runs_from_python(make_checkpoint: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """Records in place of files, a callback that is told of each trial, one that fails, and once more."""
     steps = list[int]()
     options: dict[str, Any] = {

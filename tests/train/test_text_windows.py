@@ -118,7 +118,7 @@ def test_what_the_windows_disagree_on_is_made_one_window() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "x" * WINDOW, "x" * (WINDOW + 1)])
-def test_borders(text: str) -> None:
+def test_offsets_go_on_across_the_borders_of_windows(text: str) -> None:
     encode = lambda part: Encoded([1] * len(part), [(i, i + 1) for i in range(len(part))])  # noqa: E731
     parts = list(encode_windows(["", text, ""], encode, WINDOW))
     assert [o for part in parts for o in part.offsets] == [(i, i + 1) for i in range(len(text))]

@@ -199,7 +199,7 @@ def load(folder: Path) -> None:
     load_frozen(folder, load_model_config(folder), ReferenceDevice())
 
 
-def test_no_weights_at_all(make_checkpoint: Any) -> None:
+def test_a_folder_without_weights_is_refused(make_checkpoint: Any) -> None:
     folder = make_checkpoint()
     (folder / SINGLE_FILE).unlink()
     with pytest.raises(WgradError, match="has neither .* nor a .gguf file: fetch it"):
@@ -225,7 +225,7 @@ def test_a_truncated_shard_is_named(keep: int, make_checkpoint: Any) -> None:
         load(folder)
 
 
-def test_a_file_of_another_format(make_checkpoint: Any) -> None:
+def test_a_file_of_another_format_is_refused(make_checkpoint: Any) -> None:
     folder = make_checkpoint()
     (folder / SINGLE_FILE).write_bytes(b"\x10" + bytes(7) + b"this is not json" + bytes(64))
     with pytest.raises(
@@ -238,7 +238,7 @@ def test_a_file_of_another_format(make_checkpoint: Any) -> None:
         load(folder)
 
 
-def test_a_broken_index(make_checkpoint: Any) -> None:
+def test_a_broken_index_is_refused(make_checkpoint: Any) -> None:
     folder = make_checkpoint(shards=2)
     (folder / INDEX_FILE).write_text('{"weight_map": 3}')
     with pytest.raises(WgradError, match="index.json: weight_map must be an object; got 3: fetch the file again"):
@@ -269,7 +269,7 @@ def test_an_index_that_leaves_its_folder(name: str, make_checkpoint: Any) -> Non
         ("config.json", "is cut off or damaged"),
     ],
 )
-def test_an_index_that_names_no_shard(name: str, message: str, make_checkpoint: Any) -> None:
+def test_an_index_that_names_no_shard_is_refused(name: str, message: str, make_checkpoint: Any) -> None:
     folder = make_checkpoint(shards=2)
     raw = json.loads((folder / INDEX_FILE).read_text())
     raw["weight_map"]["model.norm.weight"] = name
@@ -290,7 +290,7 @@ def test_links_of_a_cache_are_followed(make_checkpoint: Any, tmp_path: Path) -> 
     assert after.keys() == before.keys() and all(np.array_equal(after[name], before[name]) for name in before)
 
 
-def test_a_folder_of_pointers(make_checkpoint: Any) -> None:
+def test_pointers_of_git_lfs_are_recognized(make_checkpoint: Any) -> None:
     """A clone without Git LFS is such a folder."""
     folder = make_checkpoint(shards=2)
     for shard in folder.glob("*.safetensors"):
@@ -401,7 +401,9 @@ def test_a_wrong_dtype_says_which(dtype: Any, name: str, make_checkpoint: Any) -
         (".quant_state.bitsandbytes__nf4", None, "is U8: expected"),
     ],
 )
-def test_a_damaged_quantized_weight(part: str, value: Any, message: str, make_checkpoint: Any, tmp_path: Path) -> None:
+def test_a_damaged_quantized_weight_is_refused(
+    part: str, value: Any, message: str, make_checkpoint: Any, tmp_path: Path
+) -> None:
     device, folder = ReferenceDevice(), make_checkpoint()
     weights = load_frozen(folder, load_model_config(folder), device, double_quant=False)
     save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)
