@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
+import sys
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +25,8 @@ from tests.fuzz.base import dump
 from tests.fuzz.case import Case, Content, Special
 from tests.fuzz.values import mutate_bytes, mutate_json
 from tests.fuzz.weights import mutate_safetensors
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, WgradError
+from wgrad.train.terminal.ending import one_line
 
 COMMAND = "cache-file"
 _LAYER = bytes(range(256)) * 4
@@ -42,6 +45,8 @@ _WHOLE: dict[str, bytes] = {
     "verified/kernels.json": dump({"format": 1, "device": ["a", "b"], "passed": ["0" * 16], "off": ["experts"]}),
 }
 
+_OF_GGUF = ("gguf/config.json", "gguf/tokenizer.json", "gguf/tokenizer_config.json")
+
 
 @cache
 def _bomb() -> bytes:
@@ -50,8 +55,8 @@ def _bomb() -> bytes:
 
 
 def cache_case(rng: Random, groups: Any) -> Case:
-    name = rng.choice(sorted(_WHOLE))
-    whole = _WHOLE[name]
+    name = rng.choice((*sorted(_WHOLE), *_OF_GGUF))
+    whole = _WHOLE[name] if name in _WHOLE else groups["model"][f"model/{name.partition('/')[2]}"]
     changed: Content
     if rng.random() < 0.1:
         changed = rng.choice(
@@ -64,7 +69,7 @@ def cache_case(rng: Random, groups: Any) -> Case:
         changed = mutate_safetensors(rng, whole)
     else:
         changed = mutate_bytes(rng, whole)
-    return Case([COMMAND, name], [], {f".cache/wgrad/{name}": changed})
+    return Case([COMMAND, name], ["gguf-alone"] * (name in _OF_GGUF), {f".cache/wgrad/{name}": changed})
 
 
 def read_cache_file(name: str) -> int:
@@ -74,7 +79,11 @@ def read_cache_file(name: str) -> int:
     folder = user_cache_path("wgrad", appauthor=False, opinion=False)
     for path in (folder, folder / name.partition("/")[0]):
         path.chmod(0o700)
-    _READERS[name](folder / name)
+    try:
+        _READERS[name](folder / name)
+    except WgradError as error:
+        print(f"wgrad: error: {one_line(error)}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -134,6 +143,21 @@ def _layers(path: Path) -> None:
         assert all(len(remark) < 1500 and "\n" not in remark for remark in remarks)
 
 
+def _of_gguf(path: Path) -> None:
+    """Put the file into the folder of a GGUF base model, in place of what wgrad has written there."""
+    from wgrad.train.data.tokenizer_source import open_tokenizer
+    from wgrad.train.model.model_config import load_model_config
+    from wgrad.train.step.find_model import find_model
+
+    folder = find_model("model/model.gguf")
+    (folder / path.name).unlink()
+    if os.path.lexists(path):
+        path.rename(folder / path.name)
+    assert find_model("model/model.gguf") == folder
+    config = load_model_config(folder)
+    open_tokenizer(folder, None, config.vocab_size)[0].encode("a b")
+
+
 def _submission_rate(path: Path) -> None:
     from wgrad.wgsl.runtime.submission_size import SubmissionSize
 
@@ -172,6 +196,7 @@ _READERS: dict[str, Callable[[Path], None]] = {
     "matrix-units/cards.json": _cards,
     "datasets/marker.json": _data_set,
     "weights/layers.safetensors": _layers,
+    **dict.fromkeys(_OF_GGUF, _of_gguf),
     "rates/submission.json": _submission_rate,
     "rates/step.json": _step_rates,
     "verified/kernels.json": _verified,
