@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import DeviceError, WgradError
 
 _FLOAT32_GRADIENT = 1e-3  # limit of a float32 gradient compared with central differences in float64
 
@@ -20,7 +21,13 @@ _FLOAT32_GRADIENT = 1e-3  # limit of a float32 gradient compared with central di
 def check_results(name: str, cases: Iterable[Case], device: Device) -> None:
     """Raise WgradError if a result on the device differs from the reference."""
     for case in cases:
-        result = check_case(case, device)
+        try:
+            result = check_case(case, device)
+        except DeviceError as error:
+            found = re.search(r"(?s)parsing error: .*", str(error))
+            raise WgradError(
+                f"{name}: its WGSL does not run on {device.name}: {found[0].rstrip() if found else error}"
+            ) from error
         if not result.ok:
             raise WgradError(
                 f"{name}: its WGSL is off by {result.error:.3g} from the reference in {case.dtype} on {device.name}, "

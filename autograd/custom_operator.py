@@ -47,6 +47,8 @@ class CustomOperator:
     def check(self, device: Device) -> float:
         """Compare the WGSL with the reference in float64, and the gradient with central differences, on a device.
 
+        `cpu` runs the reference, so the WGSL is not checked there.
+
         Returns:
             The largest relative difference between a gradient and central differences.
 
@@ -147,6 +149,8 @@ def _gradients(name: str, parameters: Sequence[str], backward: Callable[..., Any
 
 
 def _gradient(name: str, grad: Any, dy: Lazy) -> Lazy:
+    if not isinstance(grad, Tensor | int | float):
+        raise WgradError(f"{name}: a gradient must be a Tensor or None, got {type(grad).__name__}; use Tensors")
     lazy = grad.lazy() if isinstance(grad, Tensor) else dy * 0.0 + float(grad)
     if lazy.shape != dy.shape:
         try:

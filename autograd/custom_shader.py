@@ -156,6 +156,8 @@ class ShaderOperator:
     def check(self, device: Device) -> float:
         """Compare the WGSL with the reference in float64, and the gradient with central differences, on a device.
 
+        `cpu` runs the reference, so the WGSL is not checked there.
+
         Returns:
             The largest relative difference between a gradient and central differences; 0 without a backward.
 

@@ -725,6 +725,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "its backward differs from central differences by",
     ),
     "gradients": ({"backward": lambda dy, x, scale: dy}, "backward must return 2 gradients, got 1"),
+    "no Tensor": ({"backward": lambda dy, x, scale: (dy.numpy(), dy)}, "must be a Tensor or None, got ndarray"),
+    "syntax": ({"wgsl": "max(x, 0.0) ** scale"}, "^squared_hinge: its WGSL does not run on wgpu: parsing error"),
     "argument": ({"wgsl": "max(x, 0.0)"}, "the expression 'max.x, 0.0.' does not use scale"),
     "reference": ({"reference": lambda x, scale: x.nothing}, "the reference fails: "),
     "dtype": ({"reference": lambda x, scale: (x * scale).astype(np.float16)}, "must keep shape and dtype"),

@@ -189,6 +189,18 @@ def test_start_over_forgets_an_answer_that_is_still_coming(browser: Browser) -> 
         browser.ask("Page.navigate", url="about:blank")
 
 
+def test_a_run_without_a_finite_loss_is_not_recommended(page: Browser, client: Client) -> None:
+    for name, loss in (("broken", "null"), ("sound", "2.5")):
+        run = client.studio.runs.folder / name
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text(f'{{"format": 1, "step": 1, "loss": {loss}}}\n')
+        (run / "results.json").write_text('{"format": 1, "steps": 1}')
+    page.evaluate("location.hash = 'runs'")
+    for name, words in (("broken", "Done, but its last loss is not finite."), ("sound", "Done. Its result can be")):
+        press(page, name)
+        wait(page, f"document.getElementById('run-words').textContent.startsWith({words!r})")
+
+
 def test_options_of_a_run_fill_the_form(page: Browser, client: Client) -> None:
     run = client.studio.runs.folder / "old"
     run.mkdir(parents=True)

@@ -162,6 +162,17 @@ def test_a_model_that_computes_no_numbers_has_no_sample_and_no_result(
     assert "all 2 steps were skipped" in said.err and not (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
+def test_a_result_that_computes_no_numbers_is_not_recommended(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its parameters are finite, as steps without a finite gradient are skipped."""
+    with np.errstate(all="ignore"):
+        assert finetune(tmp_path / "out", make_checkpoint(), text_data, "--learning-rate", "1e30", "--no-sample") == 0
+    said = capsys.readouterr().out
+    assert "this result is of no use: train anew, in another --out and with a lower --learning-rate than 1e+30" in said
+    assert "next: wgrad" not in said
+
+
 def test_a_resumed_run_measures_the_same_part(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
     model = make_checkpoint()
     assert finetune(tmp_path / "out", model, text_data, "--eval-tokens", 60) == 0

@@ -90,6 +90,12 @@ class WholeRun:
             world.broadcast(lambda: self._write_results(skipped), RESULTS_FILE)
         self.kept_out.tell()
         say_done(session, self.results, skipped, plan)
+        if self.results.get("held_out_loss_after", 0.0) is None:
+            session.say(
+                "note: the held-out loss is not finite, so this result is of no use: train anew, in another --out and "
+                f"with a lower --learning-rate than {begun.learning_rate:g}"
+            )
+            return
         for line in next_commands(begun, session.tokenizer.has_chat_template, bool(session.model_config.gguf)):
             session.say(line)
 

@@ -376,7 +376,7 @@ function drawRun() {
   const left = run.left && run.left !== "0:00" && run.left !== "-:--" ? `, ${run.left} left` : "";
   const speech = {
     running: stopping.has(run.run) ? "Stopping after this step." : total ? `Step ${step} of ${total}${left}.` : run.line || "Starting.",
-    done: "Done. Its result can be exported, and you can chat with it.",
+    done: step && run.loss === null ? "Done, but its last loss is not finite. Start again with a lower learning rate." : "Done. Its result can be exported, and you can chat with it.",
     stopped: run.resumes ? "Stopped. Everything up to the last checkpoint is kept." : "Stopped before its first checkpoint.",
     failed: "",
   }[run.state];
