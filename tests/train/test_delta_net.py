@@ -75,7 +75,7 @@ def test_prompts_of_a_batch_do_not_see_what_fills_them_up(model: Model, prompts:
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_sequences_that_come_and_go_have_the_text_of_each_alone(
+def test_sequences_that_come_and_go_read_as_each_alone(
     model: Model, prompts: Any, alone: Any, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other and in a group, into rows that others have left, while the cache moves. Those that are long

@@ -14,7 +14,8 @@ import yaml
 
 from wgrad.train.commands.cli import main
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.options.foreign_config import _DEFAULTS, _SPECIAL, _WHY, TOOLS, import_config
+from wgrad.train.options.foreign_config import _DEFAULTS, _WHY, TOOLS, import_config
+from wgrad.train.options.foreign_keys import SPECIAL
 from wgrad.train.options.option_names import _ELSEWHERE
 from wgrad.train.options.resolve import resolve_options
 
@@ -262,14 +263,14 @@ ODD: list[Any] = [5, -1, "x", [1], {"a": 1}, True, math.inf, math.nan, [None], [
 def test_odd_values_are_left_out(tool: str) -> None:
     """Of every key that is known: what is written is valid, whatever the value. A tool has a third of the values, each
     key another third."""
-    for at, key in enumerate((*_SPECIAL, *_ELSEWHERE, "learning_rate", "columns", "eval_data", 5)):
+    for at, key in enumerate((*SPECIAL, *_ELSEWHERE, "learning_rate", "columns", "eval_data", 5)):
         for value in ODD[(at + TOOLS.index(tool)) % 3 :: 3]:
             file: dict[Any, Any] = {"adapter": "qlora", "use_peft": True, key: value}
             RunOptions(**import_config(file, tool).options)
 
 
 def test_a_key_is_explained_in_one_place() -> None:
-    assert not [name for name in _SPECIAL for pattern in _WHY if name == pattern]
+    assert not [name for name in SPECIAL for pattern in _WHY if name == pattern]
     assert all(set(values) <= {f.name for f in dataclasses.fields(RunOptions)} for values in _DEFAULTS.values())
 
 
