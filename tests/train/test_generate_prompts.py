@@ -86,6 +86,9 @@ def test_messages_are_rendered_as_for_an_answer(make_tokenizer: Any, write_lines
     assert texts == [chat, chat, "<s>hi"] and notes == () and "<|im_start|>" in CHATML
     prompts, _ = read_prompts(data, tokenizer, chat=True)
     assert tokenizer.decode(prompts[2].ids, skip_special_tokens=False) == chat.partition("<|im_end|>\n")[2]
+    data = write_lines({"messages": turns[1:], "system": "be brief", "id": 3}, {"prompt": "hi", "system": "be brief"})
+    prompts, _ = read_prompts(data, tokenizer, chat=True)
+    assert [tokenizer.decode(prompt.ids, skip_special_tokens=False) for prompt in prompts] == [chat, chat]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,12 @@ def test_messages_are_rendered_as_for_an_answer(make_tokenizer: Any, write_lines
         ({"text": "x"}, "needs 'prompt' or 'messages'; it has 'text'"),
         ({"prompt": 3}, "'prompt' must be text; got a number"),
         ({"prompt": ""}, "'prompt' is empty"),
+        (
+            {"prompt": "x", "system": "be brief"},
+            "'system' belongs to the question, and has no place in a record of this",
+        ),
+        ({"prompt": "x", "input": "y"}, "'input' belongs to the question"),
+        ({"messages": [{"role": "user", "content": "x"}], "context": "y"}, "'context' belongs to the question"),
         ({"prompt": "x", "generated": "y"}, "has 'generated', the key that the answer gets: rename it"),
         ({"prompt": "\ud800"}, "half of a surrogate pair"),
         ({"prompt": "a b c " * 999}, "positions that the model was made for: shorten"),

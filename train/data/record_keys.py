@@ -9,11 +9,21 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import one_line
-from wgrad.train.options.record_names import CARRYING, DETAILS, LEARNED, NAMES, NOT_LEARNED, has_form
+from wgrad.train.options.record_names import (
+    CARRYING,
+    DETAILS,
+    INPUTS,
+    LEARNED,
+    NAMES,
+    NOT_LEARNED,
+    SYSTEMS,
+    has_form,
+)
 
 _WORD = re.compile(r"\w+")
 _SHORTEST = 16  # characters of the shortest question for which another text counts as its repetition
 _YES_NO = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+_OF_THE_QUESTION = "{!r} belongs to the question, and has no place in a record of this form: put it into the prompt"
 _OTHER_LOSSES = ("loss", "loss_weight", "loss_scale", "loss_mask")  # on a record these may be measurements
 
 
@@ -60,14 +70,20 @@ class Keys:
                 continue
             if name in CARRYING and not _is_repeated(part, self.asked):
                 raise WgradError(
-                    f"{name!r} belongs to the question, and has no place in a record of this form: put it into the "
-                    f"prompt, name it with --columns, or leave it out with --columns {name}="
+                    f"{_OF_THE_QUESTION.format(name)}, name it with --columns, or leave it out with --columns {name}="
                 )
             _check_flag(name, part)
             left[name] = None
         variables = {key: key.partition("[].")[2] for key in self.turns_unread} | self.for_template
         named = [_words(template) for template in templates if variables]
         return (*left, *(key for key, variable in variables.items() if not any(variable in n for n in named)))
+
+    def refuse_in_prompt(self) -> None:
+        """Raise WgradError for a system prompt, tools or other parts of the question that were not read."""
+        for name in (*SYSTEMS, *INPUTS, "history", "tools", "functions", "documents"):
+            part = self.value.get(name)
+            if name not in self._read and is_filled(part) and not _is_repeated(part, self.asked):
+                raise WgradError(f"{_OF_THE_QUESTION.format(name)}, or rename the key")
 
 
 @cache

@@ -123,11 +123,15 @@ def _prompt_text(value: dict[str, Any], chat: bool, tokenizer: Tokenizer) -> tup
     elif "prompt" in value:
         text = text_of(value["prompt"], "prompt")
         if not chat:
+            keys.asked.append(text)
+            keys.refuse_in_prompt()
             return text, True
         turns = [{"role": "user", "content": text}]
     else:
         raise WgradError(f"needs 'prompt' or 'messages'; it has {keys_of(value)}")
-    return tokenizer.chat_template.render(conversation_of(turns, keys), add_generation_prompt=True), False
+    conversation = conversation_of(with_system(turns, keys), keys)
+    keys.refuse_in_prompt()
+    return tokenizer.chat_template.render(conversation, add_generation_prompt=True), False
 
 
 def parse_object(data: bytes | dict[str, Any]) -> dict[str, Any]:
