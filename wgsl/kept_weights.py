@@ -32,7 +32,8 @@ def _forms(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, ex
     limits, found = Limits.of(device), list[Form]()
     for gemm in _gemms(weight, rows, dtype.name, experts):
         if experts:
-            found += [(np.dtype(np.float16), False)] * dequantized_first(gemm, experts, limits)
+            form = dequantized_first(gemm, experts, limits)
+            found += [] if form is None else [form]
         elif name := (chosen := plan(gemm, limits)).dequantized:
             found.append((np.dtype(name), chosen.gemm.in_blocks))
     return list(dict.fromkeys(found))

@@ -87,8 +87,9 @@ def expert_cases() -> list[Case]:
             grouped_case(side, "tall", (220, 3, 2, 136, 136), F16, gather=gather, weight=F16),
             grouped_case(side, "tall", (220, 3, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
             grouped_case(side, "taller", (290, 2, 2, 136, 160), F16, gather=gather, format="mxfp4"),
-            grouped_case(side, "dequantized", (520, 2, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
+            grouped_case(side, "dequantized", (520, 2, 2, 144, 128), F16, gather=gather, format="nf4", double=True),
         ]
+    found.append(grouped_case("forward", "high", (152, 3, 2, 136, 136), F16, gather=True, format="nf4", double=True))
     for format in ("nf4", "mxfp4"):
         found.append(grouped_case("forward", "one by one", (2, 17, 2, 136, 160), F16, gather=True, format=format))
     return [*found, grouped_case("forward", "one has all", (300, 3, 2, 72, 128), F16, format="nf4", one_has_all=True)]

@@ -48,6 +48,18 @@ def test_on_tensor_cores(case: Case, matrix_device: Any, monkeypatch: pytest.Mon
     assert "gemm_matrix" in matrix_device.launched and "gemm" not in matrix_device.launched
 
 
+def test_all_rows_of_an_expert_in_a_tile(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wide as the tile of 192 columns, with code for rows of which an invocation would load half an eight."""
+    monkeypatch.setattr(grouped, "_WHOLE", MatrixTile(1, 4, 2, 3, 1, ahead=True, shorter=(1,)))
+    monkeypatch.setattr(grouped, "_WHOLE_ROWS", range(48))
+    for name in ("_HIGH_ROWS", "_LEAST_K"):
+        monkeypatch.setattr(grouped, name, 0)
+    monkeypatch.setattr(grouped, "_FEWER", ())
+    result = check_case(grouped_case("backward", "whole", (61, 5, 2, 64, 224), F16, format="mxfp4"), matrix_device)
+    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert "gemm_matrix" in matrix_device.launched
+
+
 @pytest.mark.parametrize("case", ON_FEWER_ROWS, ids=lambda case: case.name)
 def test_fewer_rows_on_tensor_cores(case: Case, matrix_device: Any) -> None:
     result = check_case(case, matrix_device)
@@ -64,12 +76,19 @@ def test_many_rows_are_multiplied_with_a_dequantized_weight(
     for name in ("LARGE", "MEDIUM", "NARROW"):
         monkeypatch.setattr(gemm_matrix, name, MatrixTile(1, 2, 1, 1, 1))
     monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", dict.fromkeys((8, 16), (MatrixTile(1, 2, 1, 1, 1),) * 2))
-    for tokens, first in ((61, True), (60, False)):
-        matrix_device.launched.clear()
-        case = grouped_case(direction, "rows", (tokens, 5, 2, 72, 64), F16, format="nf4", double=True)
+    forms, launch = set[object](), matrix_device.launch
+
+    def noted(shader: str, arrays: Any, params: Any, groups: Any, constants: Any = None, **options: Any) -> None:
+        forms.add((shader, constants and constants.get("IN_BLOCKS")))
+        launch(shader, arrays, params, groups, constants, **options)
+
+    monkeypatch.setattr(matrix_device, "launch", noted)
+    for tokens, width, first, in_blocks in ((61, 72, True, False), (61, 80, True, True), (60, 80, False, False)):
+        forms.clear()
+        case = grouped_case(direction, "rows", (tokens, 5, 2, width, 64), F16, format="nf4", double=True)
         result = check_case(case, matrix_device)
         assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
-        assert ("quantize_decode" in matrix_device.launched) == first and "gemm_matrix" in matrix_device.launched
+        assert ("gemm_matrix", in_blocks) in forms and (("quantize_decode", in_blocks) in forms) == first
 
 
 @pytest.mark.parametrize("format", ["", "nf4", "q6_k"])
@@ -103,13 +122,17 @@ def test_tiles() -> None:
         (3968, nf4, False, (64, 64)),
         (8192, nf4, True, (128, 128)),
         (16384, "float16", True, (128, 256)),
-        (16384, nf4, True, (128, 128)),
+        (13312, nf4, True, (128, 128)),
+        (16384, nf4, True, (192, 192)),
+        (16384, nf4, False, (192, 192)),
+        (23424, nf4, True, (192, 192)),
+        (23552, nf4, True, (128, 128)),
         (32768, nf4, True, (256, 128)),
-        (16384, nf4, False, (128, 128)),
+        (32768, nf4, False, (128, 128)),
     ):
         plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", weight, "float16", trans_b=side), 128, cores)
         assert isinstance(plan.tile, MatrixTile) and (plan.tile.m, plan.tile.n) == tile
-    for rows, unit, table in ((3328, 32, False), (16384, 8, True)):
+    for rows, unit, table in ((3328, 32, False), (13312, 8, True), (16384, 16, True)):
         plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", nf4, "float16", trans_b=True), 128, cores)
         assert (plan.unit, plan.table) == (unit, table)
     wide, usual = replace(cores, lanes=64), (64, 64)  # subgroups for which the tiles of few rows were not timed
@@ -121,9 +144,12 @@ def test_tiles() -> None:
         assert one.tile == VectorTile(128, lanes, m=1) and one.factored == (weight is nf4)
     short = grouped.plan_experts(Gemm((32, 1536, 256), "float16", nf4, "float16", trans_b=True), 128, cores)
     assert short.tile == VectorTile(128, 8, m=1)  # of eight units
+    of_64 = grouped.plan_experts(Gemm((16384, 1536, 2048), "float16", nf4, "float16", trans_b=True), 128, wide)
+    assert isinstance(of_64.tile, MatrixTile) and of_64.tile.m == 128
     for lanes in LANES:
-        for high in (grouped._OF_ARRAYS, grouped._FORWARD, grouped._FORWARD_FEWER, grouped._BACKWARD):
+        for high in (grouped._OF_ARRAYS, grouped._WHOLE, grouped._FORWARD, grouped._FORWARD_FEWER, grouped._BACKWARD):
             dealt = high.for_lanes(lanes, 16)
-            shares = [dealt.loads_a * rows % dealt.sub_m for rows in dealt.shorter]
-            assert (len(shares) == len(high.shorter) or lanes == 64) and not any(shares), "eights that are read in part"
-            assert dealt.sub_m * dealt.sg_m == high.sub_m * high.sg_m
+            assert dealt.sub_m * dealt.sg_m == high.sub_m * high.sg_m and len(dealt.shorter) == len(high.shorter)
+            for number, rows in enumerate(dealt.shorter, 1):
+                loaded = 8 * dealt.threads * int(dealt.shorter_constants()[f"LOADS_A_{number}"])
+                assert 16 * rows * dealt.sg_m * dealt.k <= loaded <= dealt.m * dealt.k

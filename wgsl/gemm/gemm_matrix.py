@@ -63,8 +63,7 @@ class MatrixTile:
                 assert tile.sg_m % 2 == 0, "a tile has a load for each invocation of a subgroup"
                 tile = replace(tile, sg_m=tile.sg_m // 2, sub_m=2 * tile.sub_m)
         times = tile.sub_m // self.sub_m
-        fitting = (times * rows for rows in self.shorter if tile.loads_a * times * rows % tile.sub_m == 0)
-        return replace(tile, shorter=tuple(fitting))
+        return replace(tile, shorter=tuple(times * rows for rows in self.shorter))
 
     @property
     def loads_a(self) -> int:
@@ -107,9 +106,10 @@ class MatrixTile:
 
     def shorter_constants(self) -> dict[str, Constant]:
         """Return the constants of the code for an expert's last rows."""
+        # Loads of more rows than there are stay within the tile.
         found: dict[str, Constant] = {"SHORTER": len(self.shorter)}
         for number, rows in enumerate(self.shorter, 1):
-            found |= {f"SUB_M_{number}": rows, f"LOADS_A_{number}": self.loads_a * rows // self.sub_m}
+            found |= {f"SUB_M_{number}": rows, f"LOADS_A_{number}": -(-self.loads_a * rows // self.sub_m)}
         return found
 
     def lowrank_constants(
