@@ -1,5 +1,7 @@
-"""Requests to the web servers, as bytes: `http serve`, `http studio`, `http watch`. The folders of runs that the pages
-show are changed too."""
+"""Requests to the web servers, as bytes: `http serve`, `http serve-key`, `http studio`, `http watch`.
+
+The folders of runs that the pages show are changed too.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def serve_case(rng: Random, groups: Any) -> Case:
     files = connections(rng, requests)
     if rng.random() < 0.2:
         files["model/chat_template.jinja"] = rng.choice(ROLE_TEMPLATES).encode()
-    return Case([HTTP, "serve"], ["model"], files)
+    return Case([HTTP, "serve" if rng.random() < 0.8 else "serve-key"], ["model"], files)
 
 
 def _value(rng: Random, name: str) -> Any:
@@ -174,12 +176,12 @@ def _get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
 
-def _serve() -> None:
+def _serve(**options: Any) -> None:
     from wgrad.train.commands.serve import guarded, load
     from wgrad.train.inference.open_model import open_model
     from wgrad.train.options.serve_config import ServeConfig
 
-    config = ServeConfig(model="model", device="cpu", context=96, max_new_tokens=4, request_log=False)
+    config = ServeConfig(model="model", device="cpu", context=96, max_new_tokens=4, request_log=False, **options)
     engine, preparation = load(open_model(config), {})
     device = threading.Thread(target=engine.run, daemon=True)
     device.start()
@@ -239,4 +241,13 @@ def _start(words: Sequence[str], apart: bool = False, **options: Any) -> subproc
     return subprocess.Popen(["/bin/echo", said], **options)
 
 
-_SERVERS: dict[str, Callable[[], None]] = {"serve": _serve, "studio": _studio, "watch": _watch}
+def _serve_with_key() -> None:
+    _serve(api_key="x", allow_origin=("*",), allow_host=("evil.example",))
+
+
+_SERVERS: dict[str, Callable[[], None]] = {
+    "serve": _serve,
+    "serve-key": _serve_with_key,
+    "studio": _studio,
+    "watch": _watch,
+}
