@@ -4,7 +4,7 @@ FOLDER is filled by a run of the tests with this plugin:
 
     WGRAD_DURATIONS=FOLDER PYTHONPATH=bench make test PYTEST_FLAGS="-p test_durations"
 
-Every process of pytest writes one line per test: its own processor time, that of the programs it waited for, by the
+The processes of pytest write one line per test: its own processor time, that of the programs it waited for, by the
 name of the program, and the wall time. Shader compilation is the difference between a run with an empty Mesa cache
 (MESA_SHADER_CACHE_DIR) and one with a full one.
 """
@@ -76,6 +76,12 @@ class Recorder:
             wall=time.monotonic() - began,
         )
         return result
+
+    @pytest.hookimpl(wrapper=True, optionalhook=True)
+    def pytest_before_forks(self) -> Iterator[None]:
+        before = time.process_time()
+        yield
+        self.write(cause="imports before forks", own=time.process_time() - before)
 
     def pytest_collection_finish(self, session: Any) -> None:
         self.write(cause="imports and collection", own=time.process_time())
