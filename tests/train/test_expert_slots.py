@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
+from tests.train.conftest import discrete_sibling
+from wgrad.train.commands.cli import main
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model import load_streamed
@@ -117,3 +120,22 @@ def test_adapted_experts_are_read_by_their_own_number(make_checkpoint: Any, card
             list(generate_ids(adapted, [5, 6, 7], 5, SAMPLING))
             assert base.weights.use == before
     assert texts[0] == texts[1] and texts[0][0] != texts[0][1]
+
+
+def test_generate_says_how_many_stay_and_were_found(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The text is that of a run with all weights on the device."""
+    monkeypatch.setattr("wgrad.train.inference.open_model.select_device", lambda *_: discrete_sibling())
+    shape = {"num_experts": 19, "hidden_size": 128, "moe_intermediate_size": 256, "num_hidden_layers": 6}
+    words = ["generate", "--model", make_checkpoint("Qwen3MoeForCausalLM", **shape), "--prompt", "bird"]
+    words += ["--max-new-tokens", 12, "--compute", "float32", "--temperature", 1.5, "--seed", 2]
+    texts = []
+    for more in ([], ["--stream-weights", "on", "--memory-limit", "8MiB"]):
+        assert main([*map(str, [*words, *more])]) == 0
+        found = capsys.readouterr()
+        texts.append(found.out)
+    stay = re.search(r"weights: (\d+) of 19 experts of each layer, and all else, stay on the device", found.err)
+    assert stay and 8 <= int(stay[1]) < 19
+    assert re.search(r"experts: \d+ % of 132 were on the device", found.err)  # two in each of 6 layers, of 11 tokens
+    assert texts[0] == texts[1]
