@@ -52,7 +52,12 @@ class Parser(argparse.ArgumentParser):
 
     def format_usage(self) -> str:
         """Return one line, with positional arguments and required options."""
-        words = [a.metavar or f"{{{','.join(a.choices or [a.dest])}}}" for a in self._actions if not a.option_strings]
+        words = [
+            f"[{word}]" if action.nargs == "?" else word
+            for action in self._actions
+            if not action.option_strings
+            for word in [action.metavar or f"{{{','.join(action.choices or [action.dest])}}}"]
+        ]
         named = [f"{a.option_strings[0]} {a.metavar}" for a in self._actions if a.dest in self.required]
         options = ["[options]"] if any(a.option_strings for a in self._actions) else []
         return " ".join(["usage:", self.prog, *map(str, words), *named, *options]) + "\n"
