@@ -71,9 +71,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(*words) == 0
         assert capsys.readouterr().out.startswith("usage: wgrad")
     assert run("studio", "--help") == 0
-    assert capsys.readouterr().out.startswith(
-        "usage: wgrad studio [RUNS] [options]\n"
-    )
+    assert capsys.readouterr().out.startswith("usage: wgrad studio [RUNS] [options]\n")
     assert run("--version") == 0
     assert capsys.readouterr().out == f"wgrad {wgrad.__version__}\n"
 
