@@ -96,6 +96,7 @@ class _Run:
         self.session, self.config, self.items = session, session.config, session.items
         self.workers: list[_Worker] = []
         self.forked = 0
+        self.reported = 0
         self.stop = ""
         bounds = [i * len(self.items) // count for i in range(count + 1)]
         self.shares = [deque(range(*pair)) for pair in zip(bounds, bounds[1:])]
@@ -120,6 +121,8 @@ class _Run:
             raise self.session.Failed(self.session.shouldfail)
         if self.stop or self.session.shouldstop:
             raise self.session.Interrupted(self.stop or self.session.shouldstop)
+        if self.reported < len(self.items):
+            raise RuntimeError(f"{len(self.items) - self.reported} tests have no result")
 
     def start(self, queue: deque[int]) -> None:
         mine, its = Pipe()
@@ -179,6 +182,7 @@ class _Run:
             worker.ended = True
 
     def report(self, item: pytest.Item, reports: Sequence[Any]) -> None:
+        self.reported += 1
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in reports:
