@@ -21,7 +21,7 @@ from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.verify import Outcome, WrongOperator, choose_cases, turn_off_what_failed, verify
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceLost, WgradError
-from wgrad.train.inference.compile_ahead import compile_ahead
+from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
 from wgrad.train.ranks.world import World
@@ -278,7 +278,7 @@ def test_inference_is_planned_again_without_them(outcomes: list[Outcome]) -> Non
     device: Any = SimpleNamespace(facts={}, dry_run=lambda: dry, prepare=lambda dry, progress: 0, shared_memory=True)
     runs, model = list[str](), Mock(spec=ModelConfig)
     placing = compile_ahead(device, "off", None, model, lambda dry, placing: runs.append(placing.stream), Display())
-    assert placing == ("off", 0)
+    assert placing == Placing("off")
     assert runs == ["off", "off"] and not outcomes
 
 
