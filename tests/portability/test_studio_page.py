@@ -142,6 +142,14 @@ def test_a_broken_file_is_said_where_it_is_named(page: Browser, tmp_path: Path) 
     assert "--out is required" in text_of(page, "wrong")
 
 
+def test_a_model_that_is_missing_is_said_once(page: Browser, tmp_path: Path) -> None:
+    write(page, model=str(tmp_path / "nowhere"), data=str(tmp_path / "data.jsonl"))
+    wait(page, "document.querySelector('#model .notice')")
+    wait(page, "document.getElementById('estimate').textContent.startsWith('No estimate')")
+    wait(page, "document.getElementById('data').textContent !== 'Reading the data'")
+    assert "no such folder" in text_of(page, "model") and text_of(page, "data") == ""
+
+
 def test_a_lost_device_ends_the_run_and_not_the_studio(
     page: Browser, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

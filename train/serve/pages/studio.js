@@ -242,6 +242,7 @@ function showData(options, signature) {
         el("details", {}, el("summary", { class: "small" }, found.summary[0]), ...found.summary.slice(1).map((line) => el("p", { class: "small soft" }, line.trim()))));
     } catch (error) {
       if (error.name === "AbortError") throw error;
+      if (place("model").textContent === plain(error)) { box.replaceChildren(); showTime(); return; }  // it is told there
       announce(plain(error));
       box.replaceChildren(el("p", { class: "notice" }, plain(error)));
     }
