@@ -141,8 +141,8 @@ fn main(@builtin(global_invocation_id) at: vec3<u32>) {
 }
 """,
         "hip/elements.py": (
-            "implements = Implementations()",
-            'implements = Implementations(lacks={"cube", "cube_backward"})',
+            "implements = Implementations(lacks={",
+            'implements = Implementations(lacks={"cube", "cube_backward", ',
         ),
     },
     "model-family": {
