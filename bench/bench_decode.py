@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--slots", default="0", help="of these, experts of each layer that stay, for each a row")
     parser.add_argument("--skew", type=float, default=0.0, help="of these, how much routers prefer some experts")
     parser.add_argument("--keep-head", action="store_true", help="of these, the head stays though no layer does")
-    parser.add_argument("--embedding-scale", type=float, default=1.0, help="60000: each token has experts of its own")
+    parser.add_argument("--embedding-scale", type=float, default=1.0, help="64: tokens differ more in their experts")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
     parser.add_argument("--paged", action="store_true", help="as a server's batch has them, in pages")
     parser.add_argument("--profile", action="store_true", help="a table of the kernels as well")
