@@ -112,5 +112,5 @@ def _kept_rate(file: Path) -> float:
     try:
         kept = json.loads(read_kept(file, _MOST_BYTES))
         return float(kept["rate"]) if kept["format"] == _FORMAT else 0.0
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0.0
