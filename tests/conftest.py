@@ -102,20 +102,21 @@ def pytest_xdist_auto_num_workers() -> int | None:
 # Packages that take seconds to import in each process: tests/tools.py imports them when a test uses them.
 ORACLES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "xllamacpp", "openai", "tensorboard")
 imported_by_collection = set[str]()
-threads_after_collection = 0
+threads_started_by_collection = 0
 ORACLES_OF_MANY_FILES = ("torch", "transformers", "peft")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Freeze the million objects of imports and collection, with which a garbage collection takes up to 0.5 s."""
-    global threads_after_collection
+    global threads_started_by_collection
+    threads = forks.threads()  # a worker of pytest-xdist has one of its own
     gc.disable()
     try:
         return (yield)
     finally:
         imported_by_collection.update(name for name in ORACLES if name in sys.modules)
-        threads_after_collection = forks.threads()
+        threads_started_by_collection = forks.threads() - threads
         gc.enable()
         gc.collect()
         gc.freeze()
