@@ -266,6 +266,7 @@ def test_mistakes_are_told_as_the_command_tells_them(model: str, tmp_path: Path)
     assert wrong(**rest) == "--data is required: give it, or set 'data' in a --config file"
     assert wrong(**rest, data=RECORDS, learning_rate=-1) == "--learning-rate: must be above 0; got -1"
     assert wrong(**rest, data={"text": "x"}).startswith("data: expected a path or an iterable of records, got dict")
+    assert "got dict" in wrong(**rest, data={"train": {"train": RECORDS}})
     assert wrong(**rest, data=[]) == "--data: <data> is empty: give a file with at least one example"
     assert "<data>:2: expected a mapping" in wrong(**rest, data=[{"text": "a b"}, 3, 4])
     assert "<data>:1: needs 'text', 'prompt'" in wrong(**rest, data=[{"txt": "a"}])

@@ -16,6 +16,7 @@ from wgrad.train.files.hub_splits import usual_split
 
 PLACEHOLDERS = {"data": "<data>", "eval_data": "<eval_data>"}  # their placeholders in the options of a run
 Records = Iterable[Mapping[str, Any]]
+_NO_SETS = (str, bytes, Mapping)  # a split of splits is no form of any library
 
 
 def records_of(value: Any, name: str) -> Records:
@@ -25,7 +26,7 @@ def records_of(value: Any, name: str) -> Records:
         WgradError: the value is neither an iterable of records nor a known table.
     """
     if isinstance(value, Mapping):
-        return records_of(_split_of(value, name), name)
+        value = _split_of(value, name)
     if hasattr(value, "itertuples") and hasattr(value, "columns"):  # pandas
         columns = [str(column) for column in value.columns]
         if len(set(columns)) < len(columns):
@@ -47,8 +48,8 @@ def records_of(value: Any, name: str) -> Records:
 
 def _split_of(splits: Mapping[str, Any], name: str) -> Any:
     """Choose the data set to train on, or for `eval_data` to evaluate on, from several by name."""
-    sets = [split for split in splits.values() if isinstance(split, Iterable) and not isinstance(split, (str, bytes))]
-    if not splits or len(sets) < len(splits):
+    no_sets = [split for split in splits.values() if not isinstance(split, Iterable) or isinstance(split, _NO_SETS)]
+    if not splits or no_sets:
         raise WgradError(
             f"{name}: expected a path or an iterable of records, got dict: give a list such as [{{'text': '...'}}]"
         )
