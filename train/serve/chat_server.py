@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -101,7 +101,7 @@ class ChatServer:
         headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
 
         def ask() -> http.client.HTTPResponse:
-            connection.request(request.method, request.url.path, body, headers)
+            connection.request(request.method, quote(request.scope["path"]), body, headers)
             return connection.getresponse()
 
         try:
