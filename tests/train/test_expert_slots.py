@@ -91,8 +91,21 @@ def test_as_many_experts_stay_as_a_limit_allows(
 def test_experts_that_share_scales_stay_in_whole_layers(make_checkpoint: Any, card: Any) -> None:
     """Here, a group of 256 nested scales has blocks of several experts."""
     folder = make_checkpoint("Qwen3MoeForCausalLM", num_experts=19)
+    check_that_layers_stay_whole(folder, card, "its 19 experts share scales")
+
+
+def test_a_device_without_the_operators_keeps_whole_layers(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for device in (card, card.dry_run()):
+        monkeypatch.setattr(type(device), "lacks", device.lacks | {"copy_experts"})
+    folder = make_checkpoint("Qwen3MoeForCausalLM", **EXPERTS["Qwen3MoeForCausalLM"])
+    check_that_layers_stay_whole(folder, card, "lacks copy_experts")
+
+
+def check_that_layers_stay_whole(folder: str, card: Any, why: str) -> None:
     model = load_model_config(folder)
-    with pytest.raises(CannotKeep, match="its 19 experts share scales"):
+    with pytest.raises(CannotKeep, match=why):
         build_frozen(model, folder, card, positions=64, stream_weights="on", slots=8)
 
     def run(dry: Any, placing: Placing) -> None:
