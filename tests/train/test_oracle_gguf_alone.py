@@ -248,7 +248,7 @@ def test_latent_attention_in_older_and_newer_files(written: Any, tmp_path: Path,
     assert load_model_config(find_model(str(other))) == config
     lora = LoraConfig(r=2, alpha=2.0, target_modules=("kv_b_proj",))
     save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(other))
-    words = ["--onto", "dequantised", "--format", "gguf", "--quantize", "q8_0", "--no-compare", "--device", "cpu"]
+    words = ["--onto", "dequantized", "--format", "gguf", "--quantize", "q8_0", "--no-compare", "--device", "cpu"]
     assert main(["merge", "--adapter", f"{tmp_path}/adapter", "--out", f"{tmp_path}/merged", *words]) == 0
     assert "Duplicated key" not in caplog.text  # of the older file's lengths and those that are written
     merged = tmp_path / "merged/model.gguf"
@@ -279,7 +279,7 @@ def test_a_file_with_layers_that_predict_several_tokens_at_once(written: Any, tm
     np.testing.assert_array_equal(logits_of(other), logits_of(path))
     lora = LoraConfig(r=2, alpha=2.0, target_modules=("q_proj",))
     save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(other))
-    words = ["--onto", "dequantised", "--format", "gguf", "--no-compare", "--device", "cpu"]
+    words = ["--onto", "dequantized", "--format", "gguf", "--no-compare", "--device", "cpu"]
     assert main(["merge", "--adapter", f"{tmp_path}/adapter", "--out", f"{tmp_path}/merged", *words]) == 0
     assert load_model_config(find_model(str(tmp_path / "merged/model.gguf"))) == config
 
@@ -597,7 +597,7 @@ def test_a_run_of_a_file_alone(is_split: bool, written: Any, text_data: Path, tm
         )
         == 0
     )
-    words = ["--onto", "dequantised", "--format", "gguf", "--no-compare", "--device", "cpu"]
+    words = ["--onto", "dequantized", "--format", "gguf", "--no-compare", "--device", "cpu"]
     assert main(["merge", "--adapter", f"{tmp_path}/out", "--out", f"{tmp_path}/merged", *words]) == 0
     merged = find_model(str(tmp_path / "merged/model.gguf"))
     assert load_model_config(merged) == load_model_config(find_model(str(path)))

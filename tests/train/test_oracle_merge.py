@@ -103,7 +103,7 @@ def test_onto_what_it_was_trained_on(kind: str, adapted: Any, tmp_path: Path, ca
     assert "quantization_config" not in json.loads((tmp_path / "merged/config.json").read_text())
     if kind != "float":
         assert merge(adapter, tmp_path / "other", "--model", str(base), "--onto", "original") == 2
-        assert "quantized: merge onto dequantised" in capsys.readouterr().err
+        assert "quantized: merge onto dequantized" in capsys.readouterr().err
         assert not (tmp_path / "other").exists()
 
 

@@ -167,12 +167,12 @@ def test_heads_of_values_in_another_order(architecture: str, width: int, adapted
 def test_onto_what_it_was_trained_on(adapted: Any, tmp_path: Path) -> None:
     """NF4, of which no file has the values; or, as the run's config.yaml says, the base model as it is."""
     adapter, out = adapted(), tmp_path / "out"
-    assert merge(adapter, out, "--onto", "dequantised") == 0
+    assert merge(adapter, out, "--onto", "dequantized") == 0
     found, ids = theirs(out)
     assert distance(found, ours(tmp_path / "model", adapter, ids, quantize=True)) < 5e-4
     assert distance(found, ours(tmp_path / "model", adapter, ids)) > 0.05
     (adapter / "config.yaml").write_text("format: 1\nquantize: false\n")
-    assert merge(adapter, tmp_path / "other", "--onto", "dequantised") == 0
+    assert merge(adapter, tmp_path / "other", "--onto", "dequantized") == 0
     assert distance(ours(tmp_path / "other"), ours(tmp_path / "model", adapter)) < 1e-4
 
 
@@ -182,7 +182,7 @@ def test_as_its_run_or_an_option_says(adapted: Any, tmp_path: Path) -> None:
 
     def weights(adapter: Path, *words: str) -> dict[str, np.ndarray]:
         out = tmp_path / f"out-{next(folders)}"
-        assert merge(adapter, out, "--onto", "dequantised", *SAFE, "--dtype", "float32", *words) == 0
+        assert merge(adapter, out, "--onto", "dequantized", *SAFE, "--dtype", "float32", *words) == 0
         return {name: np.array(entry.array()) for name, entry in ModelFiles(out).entries.items()}
 
     def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
@@ -216,7 +216,7 @@ def test_a_gguf_base_is_named_by_its_file(adapted: Any, tmp_path: Path, capsys: 
     """Not by the folder in the cache where it is laid out."""
     adapter, file = adapted(), tmp_path / "base/model.gguf"
     assert merge(adapter, file.parent) == 0
-    assert merge(adapter, tmp_path / "out", "--model", str(file), "--onto", "dequantised") == 0
+    assert merge(adapter, tmp_path / "out", "--model", str(file), "--onto", "dequantized") == 0
     assert f"wrote {tmp_path}/out/model.gguf: {file} with {adapter} merged onto" in capsys.readouterr().out
 
 
@@ -224,7 +224,7 @@ def test_a_gguf_base_is_named_by_its_file(adapted: Any, tmp_path: Path, capsys: 
 def test_a_gguf_base_keeps_what_its_file_says(architecture: str, adapted: Any, tmp_path: Path) -> None:
     adapter = adapted(architecture, **({"rope_scaling": LLAMA3} if architecture == "LlamaForCausalLM" else {}))
     assert merge(adapter, tmp_path / "base", "--quantize", "q8_0") == 0
-    words = ("--model", str(tmp_path / "base"), "--onto", "dequantised", "--dtype", "float32")
+    words = ("--model", str(tmp_path / "base"), "--onto", "dequantized", "--dtype", "float32")
     assert merge(adapter, tmp_path / "out", *words) == 0
     assert merge(adapter, tmp_path / "plain", *words, "--format", "safetensors") == 0
     before, after = (

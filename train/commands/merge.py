@@ -171,7 +171,7 @@ class _Trained:
 
 def _other_rounding(args: MergeConfig, qat: str | None) -> str:
     """Return a note on weights that are rounded in another way than --qat trained for, or ""."""
-    if qat is None or (args.quantize, args.imatrix, args.onto) == (QAT_MIXES[qat], None, "dequantised"):
+    if qat is None or (args.quantize, args.imatrix, args.onto) == (QAT_MIXES[qat], None, "dequantized"):
         return ""
     wanted = f"--quantize {QAT_MIXES[qat]}"
     given = f"--quantize {args.quantize}"

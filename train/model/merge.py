@@ -63,7 +63,7 @@ class Merge:
         frozen = [spec.name for spec in weight_specs(self.config) if self.files.is_frozen(spec)]
         if self.original and frozen:
             raise WgradError(
-                f"--onto original: {self.files.folder} holds {frozen[0]} quantized: merge onto dequantised, or name "
+                f"--onto original: {self.files.folder} holds {frozen[0]} quantized: merge onto dequantized, or name "
                 "the base model in full precision with --model"
             )
 

@@ -72,7 +72,7 @@ class ModelExportConfig(Options):
     imatrix: str | None = option(
         None, IMATRIX_HELP.replace("with --quantize", "with TOOL"), metavar="FILE|run", path=True, rule=A_DATA_FILE
     )
-    onto: str = option("dequantised", "with TOOL: as --onto of wgrad merge", choices=("dequantised", "original"))
+    onto: str = option("dequantized", "with TOOL: as --onto of wgrad merge", choices=("dequantized", "original"))
     template: str | None = option(
         None,
         "with ollama: a file with your own TEMPLATE (default: made from the chat template)",

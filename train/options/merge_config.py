@@ -30,9 +30,9 @@ class MergeConfig(Options):
         None, "its base model (default: as the adapter names it)", metavar="DIR_OR_HUB_ID", path=True
     )
     onto: str = option(
-        "dequantised",
-        "dequantised: the weights as the adapter was trained on them, NF4; original: the base model's own",
-        choices=("dequantised", "original"),
+        "dequantized",
+        "dequantized: the weights as the adapter was trained on them, NF4; original: the base model's own",
+        choices=("dequantized", "original"),
     )
     format: str = option(
         "safetensors",
