@@ -71,7 +71,7 @@ def _(logits: np.ndarray, uniform: np.ndarray, settings: np.ndarray) -> np.ndarr
 
 
 _MOST_TOP_K = 1 << 24  # float32 has every integer up to it, and no vocabulary has as many tokens
-_MOST_TEMPERATURE = float(np.finfo(np.float32).max)
+_MOST_TEMPERATURE = 1e35  # all tokens weigh the same long before it
 
 
 def sample_settings(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.ndarray:

@@ -8,17 +8,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import wgrad
 from tests.train.conftest import CHATML
 from tests.train.serving import BASE
+from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.device.contract import Device
 from wgrad.device.errors import UnusableResult
 from wgrad.train.commands.cli import main
 from wgrad.train.data.thoughts import end_of_thought
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.inference.generation import generate_batch
+from wgrad.train.inference.guide import MASKED
 from wgrad.train.inference.guided import Anything, guided_batch
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY, Sampling
@@ -36,6 +39,16 @@ def test_text_keeps_to_the_grammar(tmp_path: Path, capsys: Any) -> None:
     assert json.loads(capsys.readouterr().out.removeprefix("A")) in ("fool", 12)
     assert generate("--regex", "[0-9]{3}-[a-z]{2}") == 0
     assert re.fullmatch(r"A[0-9]{3}-[a-z]{2}\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("temperature", [1e18, 1e300])
+def test_forbidden_tokens_weigh_nothing_at_any_temperature(device: Device, temperature: float) -> None:
+    logits = np.random.default_rng(1).normal(0, 9, (64, 301)).astype(np.float32)
+    logits[:, 3:] += MASKED
+    uniform = np.linspace(0, 1, 64, endpoint=False, dtype=np.float32)
+    settings = np.stack([sample_settings(temperature, top_p=p) for p in (0.9, 1.0)] * 32)
+    ids = device.download(device.sample(*map(device.upload, (logits, uniform, settings))))
+    assert set(ids.tolist()) == {0, 1, 2}
 
 
 def test_each_of_many_prompts_keeps_to_it(write_lines: Any, capsys: Any) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import Tokenizer
 
-# Added to the logits of forbidden tokens. It is finite, since infinite logits are an error.
-MASKED = np.float32(-1e9)
+# Added to the logits of forbidden tokens. It is finite, since infinite logits are an error, and 3,000 times the highest
+# temperature of `sample_settings`, so that such a token weighs exactly 0.
+MASKED = np.float32(-3e38)
 _ROWS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, MASKED)
 _OF_BYTE = _ROWS.astype(np.float32)  # [256, 8]: biases for the bits of each byte of a mask
 # Without a limit, small models would write blanks forever.
