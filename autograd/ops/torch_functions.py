@@ -68,16 +68,21 @@ def smooth_l1_loss(x: Tensor, target: Any, *, reduction: str = "mean", beta: flo
 
     Where d is beta or more, it is d - beta / 2.
     """
-    if beta <= 0:
-        raise ShapeError(f"smooth_l1_loss: beta must be positive, got {beta}; use l1_loss for 0")
-    _alike("smooth_l1_loss", x, target)
-    away = (x - target).abs()
-    return _reduced("smooth_l1_loss", where(away < beta, away.square() * (0.5 / beta), away - 0.5 * beta), reduction)
+    return _reduced("smooth_l1_loss", _smooth_l1("smooth_l1_loss", x, target, "beta", beta), reduction)
 
 
 def huber_loss(x: Tensor, target: Any, *, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """Return `delta` times `smooth_l1_loss` with beta = delta."""
-    return smooth_l1_loss(x, target, reduction=reduction, beta=delta) * delta
+    return _reduced("huber_loss", _smooth_l1("huber_loss", x, target, "delta", delta), reduction) * delta
+
+
+def _smooth_l1(function: str, x: Tensor, target: Any, name: str, beta: float) -> Tensor:
+    """Return the loss of each element. name: of beta in errors of the function."""
+    if beta <= 0:
+        raise ShapeError(f"{function}: {name} must be positive, got {beta}; use l1_loss for 0")
+    _alike(function, x, target)
+    away = (x - target).abs()
+    return where(away < beta, away.square() * (0.5 / beta), away - 0.5 * beta)
 
 
 def nll_loss(log_p: Tensor, targets: Any, *, ignore_index: int = IGNORE_INDEX, reduction: str = "mean") -> Tensor:

@@ -78,7 +78,10 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 
 
 
 def max_pool2d(x: Tensor, kernel_size: Any, stride: Any = None) -> Tensor:
-    """Return the largest value of each window of x [N, C, H, W]; `stride` is the window's size by default."""
+    """Return the largest value of each window of x [N, C, H, W]; `stride` is the window's size by default.
+
+    Equal ones share the gradient, of which PyTorch gives all to the first.
+    """
     return _pool("max_pool2d", x, kernel_size, stride).amax(0)
 
 

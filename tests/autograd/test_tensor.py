@@ -833,6 +833,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"max_pool2d: .* within the image of \[5, 4\], got \[5, 5\]",
     ),
     "no beta": (lambda: F.smooth_l1_loss(t(3), t(3), beta=0), r"smooth_l1_loss: beta must be positive, got 0"),
+    "no delta": (lambda: F.huber_loss(t(3), t(3), delta=0), r"huber_loss: delta must be positive, got 0"),
     "table": (lambda: F.embedding(wgrad.tensor([0], device="cpu"), t(3, 4)), r"embedding: table must be the first arg"),
     "gelu": (lambda: F.gelu(t(3), approximate="none"), r'gelu: approximate must be "tanh"'),
     "var": (lambda: t(1).var(), r"var: there must be more than 1 elements, got 1"),

@@ -216,7 +216,8 @@ def test_columns_swapped_left_out_and_lacking() -> None:
 def test_columns_as_they_may_be_given() -> None:
     for given in ("prompt=q,completion=a, b", ["prompt=q", "completion=a, b"], {"prompt": "q", "completion": "a, b"}):
         assert columns_of(RunOptions(columns=given).columns) == {"prompt": "q", "completion": "a, b"}  # type: ignore[arg-type]
-    assert columns_of(RunOptions(columns={"input": None}).columns) == {"input": ""}  # type: ignore[arg-type]
+    for nothing in (None, "", False):
+        assert columns_of(RunOptions(columns={"input": nothing}).columns) == {"input": ""}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

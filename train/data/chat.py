@@ -15,13 +15,12 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.left_out import left_out
-from wgrad.train.data.loop_spans import Shape, end_that_begins, spans_by_loop, whole_tags
+from wgrad.train.data.loop_spans import Shape, Span, end_that_begins, spans_by_loop, whole_tags
 from wgrad.train.data.template_forms import REASONING, TemplateForms, in_form, other_part, with_arguments
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.template_spans import THOUGHT, checked_turns, filled_parts
 
 Message = Mapping[str, Any]
-Span = tuple[int, int]  # characters [start, end) of the rendered text
 
 
 class MessagesRefused(WgradError):

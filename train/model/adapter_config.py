@@ -13,9 +13,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.model.adapter_targets import MERGE, LimitsFile
-from wgrad.train.model.lora import (
-    LoraConfig,
-)
+from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.lora_variants import variant_of
 
 CONFIG_FILE = "adapter_config.json"

@@ -85,9 +85,9 @@ def load_streamed(
     def make(number: int, weights: Weights) -> Layer:
         if slots and experts & weights.keys():
             return SplitLayer.like(weights, experts, device)
-        return (
-            ResidentLayer(weights) if slots or stays(number, len(shapes), resident) else HostLayer.like(weights, device)
-        )
+        if slots or stays(number, len(shapes), resident):
+            return ResidentLayer(weights)
+        return HostLayer.like(weights, device)
 
     layers = [make(number, weights) for number, weights in enumerate(shapes)]
     remarks = [] if remarks is None else remarks
@@ -159,10 +159,8 @@ def _load(
     specs = [spec for spec in loader.specs if spec.name in places]
     with closing(loader.read_ahead(specs, device)) as pieces:
         for done, spec in enumerate(specs):
-            made, layer = (
-                loader.load(spec, device, contents, pieces if contents else None),
-                places[spec.name].part_of(spec.name),
-            )
+            made = loader.load(spec, device, contents, pieces if contents else None)
+            layer = places[spec.name].part_of(spec.name)
             if isinstance(layer, ResidentLayer):
                 layer.weights[spec.name] = made
             elif contents:

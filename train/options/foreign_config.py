@@ -16,7 +16,7 @@ from wgrad.device.errors import WgradError
 from wgrad.device.shown import short
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.foreign_data import Left
-from wgrad.train.options.foreign_keys import SPECIAL, nearest_schedule
+from wgrad.train.options.foreign_keys import SPECIAL
 from wgrad.train.options.objectives import OBJECTIVES
 from wgrad.train.options.option_names import name_here
 from wgrad.train.options.unused_options import unused_options
@@ -123,6 +123,7 @@ def import_config(values: Mapping[str, Any], tool: str, objective: str | None = 
         except (TypeError, ValueError, AttributeError, LookupError):  # a value of a wrong type
             found.left.append((str(key), value, "its value cannot be read"))
         except Left as left:
+            taken |= left.nearest
             if str(left):
                 found.left.append((str(key), value, str(left)))
     if objective is not None:
@@ -130,9 +131,6 @@ def import_config(values: Mapping[str, Any], tool: str, objective: str | None = 
     elif "objective" not in taken:
         found.no_objective = _no_objective(values, tool)
     options = _DEFAULTS[tool] | _adapter(values, tool) | taken
-    for name, value, _ in found.left:
-        if name in ("lr_scheduler", "lr_scheduler_type"):
-            options["lr_scheduler_type"] = nearest_schedule(value)
     if tool == "llama-factory" and "lora_alpha" not in taken:
         options["lora_alpha"] = 2.0 * float(options["lora_r"])
     held_out = options.get("eval_data") or options.get("eval_fraction")

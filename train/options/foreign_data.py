@@ -10,7 +10,11 @@ _DATA_FILES = {".json", ".jsonl", ".csv", ".parquet", ".txt", ".arrow"}
 
 
 class Left(Exception):
-    """An option that has no counterpart, and why."""
+    """An option that has no counterpart, and why. nearest: options that are taken in its place, though they differ."""
+
+    def __init__(self, why: str, nearest: Mapping[str, Any] = {}) -> None:
+        super().__init__(why)
+        self.nearest = nearest
 
 
 def data_sets(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,13 +103,10 @@ def _warmup_ratio(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 def _scheduler(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     name = {"constant_with_warmup": "constant"}.get(str(value), value)
     if name not in get_args(Schedule):
-        raise Left(f"the schedules are {', '.join(get_args(Schedule))}: {nearest_schedule(value)} is taken")
+        nearest = "cosine" if "cosine" in str(value) else "linear"
+        schedules = ", ".join(get_args(Schedule))
+        raise Left(f"the schedules are {schedules}: {nearest} is taken", {"lr_scheduler_type": nearest})
     return {"lr_scheduler_type": name}
-
-
-def nearest_schedule(value: Any) -> str:
-    """Return the nearest of our schedules to one that is left out."""
-    return "cosine" if "cosine" in str(value) else "linear"
 
 
 def _optimizer(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,7 +161,8 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     if field.metadata["metavar"] == "SIZE" and type(value) is int:
         given = short(value)
     if field.metadata["pairs"] and isinstance(value, Mapping):
-        given = tuple(f"{name}={short(part) if isinstance(part, int) else part or ''}" for name, part in value.items())
+        texts = {name: short(part) if part and isinstance(part, int) else part or "" for name, part in value.items()}
+        given = tuple(f"{name}={text}" for name, text in texts.items())
     elif field.metadata["json"] and isinstance(value, Mapping):
         given = value = _as_json(value, flag(field.name))
     elif is_repeated and (value is None or isinstance(value, str)):

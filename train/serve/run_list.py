@@ -60,9 +60,9 @@ class RunList:
         found = [*inside, *(path for path in self._elsewhere if path.is_dir())]
         return sorted(found, key=_begun, reverse=True)
 
-    def free(self) -> Path:
-        """Return a folder for the next run, with a number beyond that of the runs."""
-        number = len(self.folders()) + 1
+    def free(self, runs: int) -> Path:
+        """Return a folder for the next run, with a number beyond that of the runs there are."""
+        number = runs + 1
         while os.path.lexists(self.folder / f"run-{number}"):
             number += 1
         return self.folder / f"run-{number}"

@@ -185,7 +185,7 @@ class Studio:
             "server": self.name,
             "runs": runs,
             "found": len(found),
-            "free": str(self.runs.free()),
+            "free": str(self.runs.free(len(folders))),
             "news": news,
             "logs": {name: {"size": sizes[name], "text": self.runs.log(listed[name])} for name in changed},
             "draft": self.draft,
