@@ -43,7 +43,7 @@ def _copy(variant: str, experts: int, slots: int, words: int, t: Any) -> Case:
 
     def build(rng: np.random.Generator) -> Inputs:
         numbers = words * 4 // np.dtype(t).itemsize
-        pairs = [(experts - 1, 1), (0, slots - 1), (-1, -1)]
+        pairs = [(experts - 1, 1), (0, slots - 1), (-1, 2)]  # the last is left out
         return {
             "copies": np.array(pairs, np.int32),
             "source": normal(rng, (experts * numbers,), t),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -405,6 +406,21 @@ def test_the_last_product_of_a_checkpoint_is_not_made_again(device: Device) -> N
         np.testing.assert_array_equal(whole, without)
 
 
+def check_bits_of_a_plain_call(
+    stretch: Callable[..., Tensor], values: Sequence[np.ndarray], device: Device, keep: bool, calls: list[Any]
+) -> None:
+    """Check a checkpointed stretch's result and gradients. calls: afterwards, those of the checkpointed run alone."""
+    found = []
+    for run in (stretch, lambda *x: F.checkpoint(stretch, *x, keep=keep)):
+        leaves = [parameter(device.upload(value), device) for value in values]
+        calls.clear()
+        y = run(*leaves)
+        F.sum(F.mul(y, y)).backward()
+        found.append([y.numpy(), *map(grad, leaves)])
+    for plain, checkpointed in zip(*found, strict=True):
+        np.testing.assert_array_equal(plain, checkpointed)
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_attention_is_computed_again_or_kept(device: Device, monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
     """A stretch has two of them, in order. Every gradient has the bits of a plain call."""
@@ -423,16 +439,8 @@ def test_attention_is_computed_again_or_kept(device: Device, monkeypatch: pytest
         return F.attention(o, v, k, doc_start, cache_len, scale=0.3)
 
     monkeypatch.setattr(device, "attention", counted)
-    found = []
-    for run in (stretch, lambda *x: F.checkpoint(stretch, *x, keep=keep)):
-        leaves = [parameter(device.upload(value), device) for value in values]
-        calls.clear()
-        o = run(*leaves)
-        F.sum(F.mul(o, o)).backward()
-        found.append([o.numpy(), *map(grad, leaves)])
+    check_bits_of_a_plain_call(stretch, values, device, keep, calls)
     assert len(calls) == (2 if keep else 4)
-    for plain, checkpointed in zip(*found, strict=True):
-        np.testing.assert_array_equal(plain, checkpointed)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -458,17 +466,9 @@ def test_lora_multiplies_x_again_or_keeps_it(device: Device, monkeypatch: pytest
         return in_row_chunks(fn, F.linear(y, weights[1], lora=F.LoraTerm(c, d, 2.0), residual=x), 64)
 
     monkeypatch.setattr(device, "gemm", counted)
-    found = []
-    for run in (stretch, lambda *x: F.checkpoint(stretch, *x, keep=keep)):
-        leaves = [parameter(device.upload(value), device) for value in values]
-        calls.clear()
-        y = run(*leaves)
-        F.sum(F.mul(y, y)).backward()
-        found.append([y.numpy(), *map(grad, leaves)])
+    check_bits_of_a_plain_call(stretch, values, device, keep, calls)
     whole, chunks = [(n, 3), (n, 2)], [(64, 2), (8, 2)]
     assert calls == whole + chunks + ([] if keep else whole) + chunks
-    for plain, checkpointed in zip(*found, strict=True):
-        np.testing.assert_array_equal(plain, checkpointed)
 
 
 def test_unread_wants_what_stands_in_its_place(cpu: ReferenceDevice) -> None:

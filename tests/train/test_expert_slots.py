@@ -19,6 +19,7 @@ from wgrad.train.model.expert_slots import CannotKeep
 from wgrad.train.model.lora import LoraConfig, expert_modules, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.options.generate_config import Sampling
 from wgrad.train.step.build import build_frozen, frozen_adapter
 from wgrad.train.terminal.progress import Display
@@ -48,7 +49,10 @@ def test_the_text_is_that_of_experts_on_the_device(architecture: str, make_check
         built: Any = build_frozen(model, folder, card, positions=64, quantize="hidden_size" in shape, **placed)
         texts.append(list(generate_ids(built, [5, 6, 7], 24, SAMPLING)))
         assert texts[0] == texts[-1] and len(set(texts[0])) > 9
-    needed, missing = built.weights.use
+    weights = built.weights
+    head = EMBEDDING if model.tie_word_embeddings else HEAD
+    assert weights.table(head) is weights.table(head), "all but the experts stays"
+    needed, missing = weights.use
     layers = sum(map(model.has_experts, range(4)))
     assert needed == 23 * 2 * layers and 7 * layers < missing < needed
 
@@ -136,7 +140,7 @@ def test_adapted_experts_are_read_by_their_own_number(make_checkpoint: Any, card
 
 
 def test_generate_says_how_many_stay_and_were_found(
-    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_checkpoint: Any, write_lines: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The text is that of a run with all weights on the device."""
     monkeypatch.setattr("wgrad.train.inference.open_model.select_device", lambda *_: discrete_sibling())
@@ -152,3 +156,6 @@ def test_generate_says_how_many_stay_and_were_found(
     assert stay and 8 <= int(stay[1]) < 19
     assert re.search(r"experts: \d+ % of 132 were on the device", found.err)  # two in each of 6 layers, of 11 tokens
     assert texts[0] == texts[1]
+    words[words.index("--prompt") : words.index("--prompt") + 2] = ["--prompts", write_lines(*[{"prompt": "bird"}] * 3)]
+    assert main([*map(str, [*words, "--stream-weights", "on", "--memory-limit", "8MiB"])]) == 0
+    assert "experts of each layer" not in capsys.readouterr().err, "three sequences need 24 slots"

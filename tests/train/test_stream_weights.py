@@ -30,6 +30,7 @@ from wgrad.train.model import load_streamed as module
 from wgrad.train.model.load_streamed import cached_files, chosen_share, load_streamed
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.stacks import QKV
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.options.finetune_config import RunOptions
@@ -235,6 +236,19 @@ def test_weights_that_are_not_quantized_stream_too(make_checkpoint: Any, card: A
         assert isinstance(built.weights, StreamedWeights) == (choice == "on")
         texts.append(list(generate_ids(built, [5, 6, 7], 8, GREEDY)))
     assert texts[0] == texts[1] and not cached_files()
+
+
+def test_weights_that_stay_are_stacked_once(make_checkpoint: Any, card: Any) -> None:
+    """The stacks of streamed layers are made whenever a layer comes."""
+    card.stacks_weights = True
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}  # q, k and v of whole blocks
+    folder, texts = make_checkpoint(**SHAPE, hidden_size=128, intermediate_size=192, **heads), []
+    model = load_model_config(folder)
+    for placed in ({}, {"stream_weights": "on", "resident": 2}):
+        built: Any = build_frozen(model, folder, card, positions=32, **placed)  # type: ignore[arg-type]
+        texts.append(list(generate_ids(built, [5, 6, 7], 8, GREEDY)))
+    assert texts[0] == texts[1]
+    assert sum(name.endswith(f"{QKV}.weight") for name in built.weights._layer_of) == 2
 
 
 def test_layers_come_one_ahead_in_both_directions_and_no_oftener(

@@ -53,6 +53,10 @@ def test_a_grid_and_its_best_run(words: list[str], tmp_path: Path, capsys: Any) 
     assert "holds a sweep with another weight_decay" in capsys.readouterr().err
     assert main([*words, "--vary", "lora_r=2,3"]) == 2
     assert "holds a sweep with other values of --vary or --trials" in capsys.readouterr().err
+    (tmp_path / "out" / best / "results.json").write_text('{"steps": "two"}')
+    (tmp_path / "out" / "trials.json").unlink()
+    assert main([*words, *GRID]) == 2
+    assert f"{best}: the trial then runs again" in capsys.readouterr().err
 
 
 def test_an_interrupted_sweep_goes_on(words: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
