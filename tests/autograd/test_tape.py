@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -407,7 +407,7 @@ def test_the_last_product_of_a_checkpoint_is_not_made_again(device: Device) -> N
 
 
 def check_bits_of_a_plain_call(
-    stretch: Callable[..., Tensor], values: Sequence[np.ndarray], device: Device, keep: bool, calls: list[Any]
+    stretch: Callable[..., Tensor], values: Iterable[np.ndarray], device: Device, keep: bool, calls: list[Any]
 ) -> None:
     """Check a checkpointed stretch's result and gradients. calls: afterwards, those of the checkpointed run alone."""
     found = []

@@ -22,10 +22,11 @@ from typing import Any
 import msgspec
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.chat import Conversation, MessagesRefused, Span
+from wgrad.train.data.chat import Conversation, MessagesRefused
 from wgrad.train.data.conversation_forms import conversation_form, turns_of, type_name, with_system
 from wgrad.train.data.json_text import decode_json_text, parse_json_text
 from wgrad.train.data.left_out import left_out
+from wgrad.train.data.loop_spans import Span
 from wgrad.train.data.record_keys import Keys, is_learned
 from wgrad.train.data.template_forms import REASONING
 from wgrad.train.data.tokenizer import Tokenizer, check_text
