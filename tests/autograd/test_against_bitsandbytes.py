@@ -51,7 +51,7 @@ def as_ours(packed: Any, state: Any) -> NF4Array:
     return NF4Array(packed.numpy().reshape(-1), state.absmax.numpy(), tuple(state.shape), state.blocksize, **nested)
 
 
-def test_levels() -> None:
+def test_levels_are_those_of_bitsandbytes() -> None:
     np.testing.assert_array_equal(bnb.get_4bit_type("nf4", device="cpu").numpy(), LEVELS)
 
 
@@ -81,7 +81,7 @@ def test_quantized_values_are_equal(shape: tuple[int, int], block_size: int, nf4
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_weights(dtype: str) -> None:
+def test_16_bit_weights_decode_as_in_bitsandbytes(dtype: str) -> None:
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     w, cpu = weight((35, 192)).astype(kind), ReferenceDevice()
     tensor = torch.tensor(w.astype(np.float32)).to(getattr(torch, dtype))

@@ -46,7 +46,7 @@ def close(ours: Any, theirs: np.ndarray) -> None:
     assert np.abs(ours - theirs).max() <= LIMIT * max(1.0, np.abs(theirs).max())
 
 
-def test_linear() -> None:
+def test_linear_is_torchs() -> None:
     compare(lambda x, w, b: F.linear(x, w, bias=b), nn.linear, (2, 7, 41), (13, 41), (13,))
 
 
@@ -89,24 +89,24 @@ def test_as_the_self_test_calls_it(name: str) -> None:
     compare(call.on(lambda a: a, np.float64), peers()[name], (2, *x), *more)
 
 
-def test_gelu() -> None:
+def test_gelu_is_torchs_with_tanh() -> None:
     compare(F.gelu, lambda x: nn.gelu(x, approximate="tanh"), (7, 41))
 
 
-def test_swiglu() -> None:
+def test_swiglu_is_torchs_silu_times_up() -> None:
     compare(F.swiglu, lambda g, u: nn.silu(g) * u, (7, 41), (7, 41))
 
 
-def test_geglu() -> None:
+def test_geglu_is_torchs_gelu_times_up() -> None:
     compare(F.geglu, lambda g, u: nn.gelu(g, approximate="tanh") * u, (7, 41), (7, 41))
 
 
-def test_embedding() -> None:
+def test_embedding_is_torchs() -> None:
     ids = np.array([1, 6, 1, 0, 6, 6], np.int32)
     compare(lambda t: F.embedding(t, ids, dtype=np.float64), lambda t: nn.embedding(torch.tensor(ids), t), (7, 13))
 
 
-def test_rope() -> None:
+def test_rope_is_transformers() -> None:
     """Half-split, as transformers' Llama applies it."""
     llama = pytest.importorskip("transformers.models.llama.modeling_llama", reason="transformers is not installed")
     angle = np.outer(np.arange(50), 10000.0 ** (-np.arange(6) / 6))
@@ -121,7 +121,7 @@ def test_rope() -> None:
 
 @pytest.mark.parametrize("window", [0, 1, 5])
 @pytest.mark.parametrize("heads, groups", [(4, 4), (6, 2), (3, 1)])
-def test_attention(heads: int, groups: int, window: int) -> None:
+def test_attention_is_torchs_with_a_mask(heads: int, groups: int, window: int) -> None:
     doc_start = np.zeros((2, 23), np.int32)
     doc_start[0, 4:], doc_start[0, 17:], doc_start[1, 9:] = 4, 17, 9
     i, j = np.arange(23)[:, None], np.arange(23)
@@ -152,7 +152,7 @@ def test_attention_on_a_cache_equals_the_whole() -> None:
     close(tail[1], whole[1][..., 20:])
 
 
-def test_linear_cross_entropy() -> None:
+def test_linear_cross_entropy_is_torchs() -> None:
     targets = np.array([0, -100, 30, 7, 7, -100, 2], np.int32)
 
     def theirs(x: Any, w: Any, b: Any = 0.0) -> Any:
@@ -162,7 +162,7 @@ def test_linear_cross_entropy() -> None:
     compare(lambda x, w, b: F.linear_cross_entropy(x, w, targets, bias=b), theirs, (7, 13), (31, 13), (31,))
 
 
-def test_adamw_and_clipping() -> None:
+def test_adamw_with_clipping_is_torchs() -> None:
     """Five steps with clipping and decay on a part, against torch.optim.AdamW."""
     rng, device = np.random.default_rng(0), ReferenceDevice()
     start, decayed = rng.standard_normal(23), 13
@@ -185,7 +185,7 @@ def test_adamw_and_clipping() -> None:
     close(p, torch.cat(parts).detach().numpy())
 
 
-def test_sampling_filters() -> None:
+def test_sampling_filters_keep_what_transformers_keeps() -> None:
     """The set of tokens that top-k, top-p and min-p leave, against transformers' warpers."""
     logits_process = pytest.importorskip("transformers.generation.logits_process", reason="transformers is missing")
     rng, device = np.random.default_rng(0), ReferenceDevice()

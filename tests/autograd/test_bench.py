@@ -174,5 +174,5 @@ def test_16_bits_are_timed_where_the_device_has_them() -> None:
     assert names(name="hip", fastest_compute="bfloat16", float16=True) == ["float32", "bfloat16"]
 
 
-def test_median_and_spread() -> None:
+def test_median_spread_returns_median_and_half_width() -> None:
     assert median_spread([3.0, 1.0, 2.0]) == Time(2.0, 1.0)

@@ -299,7 +299,9 @@ def test_a_large_window_is_no_fault(fake: Fake) -> None:
     assert fake.found() == []
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_prints_findings_and_its_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Status 1 and a line for each, or 0; which device is taken stands last."""
     monkeypatch.setattr("wgrad.train.commands.doctor.notes", lambda machine: ["it is old"])
     for lines, status in ((["the cable is loose: push it in"], 1), ([], 0)):

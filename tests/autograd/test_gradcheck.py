@@ -211,7 +211,7 @@ def test_a_dropped_upstream_gradient_is_found() -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(batch=st.integers(1, 3), tokens=st.integers(1, 9), group=st.integers(1, 3), heads=st.integers(1, 2),
        half=st.integers(1, 4), window=st.integers(0, 5), seed=st.integers(0, 2**16))  # fmt: skip
-def test_attention_of_any_shape(
+def test_attention_of_any_shape_passes_gradcheck(
     batch: int, tokens: int, group: int, heads: int, half: int, window: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -229,7 +229,9 @@ def test_attention_of_any_shape(
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(m=st.integers(1, 9), n=st.integers(1, 9), k=st.integers(1, 40), r=st.integers(1, 4), p=st.sampled_from([0, 0.5]),
        double=st.booleans(), seed=st.integers(0, 2**16))  # fmt: skip
-def test_nf4_linear_of_any_shape(m: int, n: int, k: int, r: int, p: float, double: bool, seed: int) -> None:
+def test_nf4_linear_of_any_shape_passes_gradcheck(
+    m: int, n: int, k: int, r: int, p: float, double: bool, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     weight = ReferenceDevice().quantize(rng.standard_normal((n, k)).astype(np.float32), 32, double=double)
 
@@ -245,7 +247,9 @@ SIZE = st.integers(1, 9)
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(n=SIZE, c=SIZE, v=SIZE, seed=st.integers(0, 2**16), data=st.data())
-def test_norm_loss_and_embedding_of_any_shape(n: int, c: int, v: int, seed: int, data: st.DataObject) -> None:
+def test_norm_loss_and_embedding_of_any_shape_pass_gradcheck(
+    n: int, c: int, v: int, seed: int, data: st.DataObject
+) -> None:
     """A model of one token: embedding, norm, loss on the tied table, any of the targets ignored."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, v, n).astype(np.int32)
@@ -261,7 +265,7 @@ def test_norm_loss_and_embedding_of_any_shape(n: int, c: int, v: int, seed: int,
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(m=SIZE, n=SIZE, k=SIZE, b=st.integers(0, 3), ta=st.booleans(), tb=st.booleans(), seed=st.integers(0, 2**16))
-def test_gemm_of_any_shape(m: int, n: int, k: int, b: int, ta: bool, tb: bool, seed: int) -> None:
+def test_gemm_of_any_shape_passes_gradcheck(m: int, n: int, k: int, b: int, ta: bool, tb: bool, seed: int) -> None:
     rng, lead = np.random.default_rng(seed), (b,) if b else ()
     a = rng.standard_normal((*lead, k, m) if ta else (*lead, m, k))
     c = rng.standard_normal((*lead, n, k) if tb else (*lead, k, n))

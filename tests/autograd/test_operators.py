@@ -40,7 +40,7 @@ def test_no_implementation_is_entered_for_what_is_no_operator() -> None:
         assert set(getattr(kind, "implementations", {})) <= set(OPERATORS)
 
 
-def test_a_room_enters_an_operator_once() -> None:
+def test_a_package_registers_an_operator_once() -> None:
     implements = Implementations()
     implements("add")(lambda device, a, b, out: a)
     with pytest.raises(ValueError, match="add already has an implementation in this package"):

@@ -60,7 +60,7 @@ def test_float16_is_computed_in_float32(cpu: ReferenceDevice) -> None:
 
 
 # ---- blocks and chunks change nothing ----------------------------------------------------
-def test_attention_in_blocks_of_one_row(
+def test_attention_is_the_same_in_blocks_of_one_row(
     cpu: ReferenceDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v, do = (rng.standard_normal((2, 23, h, 8)) for h in (4, 2, 2, 4))
@@ -83,7 +83,7 @@ def test_attention_memory_does_not_hold_all_scores(cpu: ReferenceDevice, rng: np
     assert sum(r.stop - r.start for _, r, _, _ in blocks) == 3000
 
 
-def test_loss_in_chunks_of_one_token(
+def test_loss_is_the_same_in_chunks_of_one_token(
     cpu: ReferenceDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, w = rng.standard_normal((9, 5)), rng.standard_normal((11, 5))
@@ -96,7 +96,7 @@ def test_loss_in_chunks_of_one_token(
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_nf4_product_in_chunks_of_one_row(
+def test_nf4_matmul_is_the_same_in_chunks_of_one_row(
     cpu: ReferenceDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, double: bool
 ) -> None:
     """Rows of 33 elements: chunks begin and end within bytes and within blocks."""

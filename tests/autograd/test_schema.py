@@ -370,7 +370,7 @@ class _Only32Bits(ReferenceDevice):
     float16 = bfloat16 = False
 
 
-def test_16_bits_on_a_device_without_them() -> None:
+def test_a_device_without_16_bits_refuses_them_but_for_weights() -> None:
     device = _Only32Bits()
     x = Tensor(np.ones((3, 4), np.float32), device)
     with pytest.raises(ShapeError, match="dtype is float16, which NumPy .* does not support; use float32"):

@@ -69,7 +69,7 @@ def test_seed_scales_the_gradient(device: Device) -> None:
 
 
 @pytest.mark.parametrize("used", ["first", "second", "both"])
-def test_several_outputs(device: Device, used: str) -> None:
+def test_fused_outputs_have_the_gradients_of_two_operators(device: Device, used: str) -> None:
     """rms_norm_residual agrees with two separate operators."""
     host = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
     weight = np.linspace(0.5, 1.5, 12, dtype=np.float32)
@@ -479,7 +479,7 @@ def test_unread_wants_what_stands_in_its_place(cpu: ReferenceDevice) -> None:
         F.linear(x, w, unread=True)
 
 
-def test_checkpoint_of_several_outputs(cpu: ReferenceDevice) -> None:
+def test_checkpoint_recomputes_several_outputs(cpu: ReferenceDevice) -> None:
     def fn(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return F.mul(a, b), F.silu(a)
 

@@ -261,7 +261,7 @@ def gradients(y: Tensor, given: list[Tensor], dy: np.ndarray) -> list[np.ndarray
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_torch(name: str) -> None:
+def test_results_and_gradients_are_torchs(name: str) -> None:
     function, shapes = CASES[name]
     rng, device = np.random.default_rng(5), ReferenceDevice()
     arrays = [rng.standard_normal(shape) for shape in shapes]
@@ -476,7 +476,7 @@ def test_a_change_between_forward_and_backward_is_an_error(name: str, device: De
     again.backward()
 
 
-def test_powers_of_negative_numbers(device: Device) -> None:
+def test_powers_of_negative_numbers_are_numpys(device: Device) -> None:
     base, exponent = np.array([-2, -2, -1.5, 0, 0, 3, -2], np.float32), np.array([3, 2, -1, 0, 2, 0.5, 0.5], np.float32)
     found = (wgrad.tensor(base, device=device) ** exponent).numpy()
     np.testing.assert_allclose(found[:-1], base[:-1] ** exponent[:-1], rtol=1e-5)

@@ -171,7 +171,7 @@ def test_a_run_ends_where_no_kernel_is_right(tmp_path: Path) -> None:
     assert card.kinds == {SUBGROUP, TENSOR} and not list(tmp_path.glob("wgrad/verified/*"))  # the next run checks again
 
 
-def test_errors_of_the_device() -> None:
+def test_a_device_error_is_a_wrong_operator_and_a_lost_device_is_not() -> None:
     card = Card()
     card.error = DeviceError("shader rope.wgsl does not compile")
     with pytest.raises(WrongOperator, match="rope is wrong .* shader rope.wgsl does not compile in run 1"):
@@ -191,7 +191,7 @@ def test_a_kernel_without_a_case_gets_the_nearest_but_not_on_software(monkeypatc
     assert [c.op for c in choose_cases(card, needed, needed)] == ["silu"]
 
 
-def test_real_kernels(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_verified_once(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "selftest_cases", lambda device: activation.cases(F32))
     dry = wgpu_device.dry_run()
     x = dry.empty((33, 128))

@@ -14,7 +14,7 @@ from wgrad.device import bounded, child
 from wgrad.device.child import Child, Silent
 
 
-def test_lines_status_and_errors() -> None:
+def test_a_child_returns_lines_status_and_errors() -> None:
     found = Child("import sys; print('one'); print('two'); print('bad', file=sys.stderr); sys.exit(3)", os.environ)
     assert [found.line(60), found.line(60), found.line(60), found.status(60)] == ["one", "two", None, 3]
     found.end()

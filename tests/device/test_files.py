@@ -110,7 +110,7 @@ def test_what_the_operating_system_says(number: int, words: str) -> None:
     assert "\n" not in str(caught.value) and "--out" in str(caught.value)
 
 
-def test_a_full_disk_for_real(tmp_path: Path) -> None:
+def test_dev_full_is_reported_as_a_full_disk(tmp_path: Path) -> None:
     """/dev/full takes no byte: the same error as a full disk, from the operating system itself."""
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full on this system")

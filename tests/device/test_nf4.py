@@ -68,7 +68,7 @@ def test_the_last_half_byte_is_zero_and_a_tie_takes_the_lower_code() -> None:
     assert q.packed.tolist() == [15 << 4 | 3, 4 << 4 | 7] and LEVELS[7] == 0
 
 
-def test_double_quantization(rng: np.random.Generator) -> None:
+def test_double_quantization_keeps_codes_and_rounds_scales(rng: np.random.Generator) -> None:
     w = weight(rng, (600, 97))
     plain, double = NF4Array.quantize(w, 64), NF4Array.quantize(w, 64, True)
     np.testing.assert_array_equal(double.packed, plain.packed)

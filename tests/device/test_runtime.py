@@ -57,7 +57,7 @@ def test_every_device_refuses_int64_in_the_same_words(kind: type[Any]) -> None:
         kind().upload(np.zeros((2, 3), np.int64))
 
 
-def test_arrays_and_views() -> None:
+def test_a_view_shares_memory_at_its_offset() -> None:
     device = Host()
     x = device.upload(np.arange(128, dtype=np.float16))
     part = device.view(x, (2, 32), 64)
@@ -76,7 +76,7 @@ def test_fill_repeats_the_bits_of_the_dtype(dtype: Any, value: float, word: int)
 
 
 @pytest.mark.parametrize("kind", [Host, DryRuntime, ReferenceDevice])
-def test_one_class_of_statistics(kind: type[Any]) -> None:
+def test_every_device_counts_its_memory(kind: type[Any]) -> None:
     device = kind()
     x = device.upload(np.zeros(1000, np.float32))
     y = device.upload(np.zeros(3000, np.float32))
@@ -116,7 +116,7 @@ def test_an_error_ends_the_recording() -> None:
         pass
 
 
-def test_the_table_of_a_profile() -> None:
+def test_a_profile_table_sums_calls_by_kernel() -> None:
     device = Host()
     assert device.profile_table() == ""
     assert device.profile()

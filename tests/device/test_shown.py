@@ -21,9 +21,9 @@ def test_any_value_is_shown_on_one_short_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "²", "١", "1 ", "1_0", "9" * 19, "9" * 5000])
-def test_no_whole_number(text: str) -> None:
+def test_whole_number_refuses_other_texts(text: str) -> None:
     assert whole_number(text) is None
 
 
-def test_whole_numbers() -> None:
+def test_whole_number_reads_digits() -> None:
     assert [whole_number(text) for text in ("0", "007", "9" * 18)] == [0, 7, 10**18 - 1]

@@ -156,13 +156,13 @@ def probe(emulator: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(("stride", "ways"), [(1, 1), (2, 2), (4, 4), (32, 32), (33, 1), (48, 16), (0, 1)])
-def test_bank_conflicts_of_words(probe: Any, stride: int, ways: int) -> None:
+def test_bank_conflicts_of_words_are_counted(probe: Any, stride: int, ways: int) -> None:
     """A step of 32 words: 32 lanes in one bank. A step of 0: one word for all, no conflict."""
     assert probe("lds_words", stride)["lds", "load"] == (probe.waves, 2 * ways, 2)
 
 
 @pytest.mark.parametrize(("stride", "ways"), [(4, 1), (8, 2), (16, 4), (20, 1), (32, 8)])
-def test_bank_conflicts_of_128_bits(probe: Any, stride: int, ways: int) -> None:
+def test_bank_conflicts_of_128_bits_are_counted(probe: Any, stride: int, ways: int) -> None:
     """Eight lanes at a time; 20 words is the padded row of 16."""
     assert probe("lds_wide", stride)["lds", "load"] == (probe.waves, 8 * ways, 8)
 
@@ -175,14 +175,14 @@ def test_cdna_takes_128_bit_reads_of_lanes_that_are_not_neighbors(probe: Any) ->
 
 
 @pytest.mark.parametrize(("stride", "shift", "lines"), [(1, 0, 2), (1, 1, 0), (2, 0, 4), (32, 0, 64), (0, 0, 0)])
-def test_lines_of_global_memory(probe: Any, stride: int, shift: int, lines: int) -> None:
+def test_lines_of_global_memory_are_counted(probe: Any, stride: int, shift: int, lines: int) -> None:
     """64 words in two lines of 128 bytes; one element on, a line more for each wave; a step of 32, a line a lane."""
     wanted = {(1, 1): 2 + probe.waves, (0, 0): probe.waves}.get((stride, shift), lines)
     accesses, cost, least = probe("global_words", stride, shift, reads=True)["global", "load"]
     assert (accesses, cost, least) == (probe.waves, wanted, 2 if stride else probe.waves)
 
 
-def test_lines_of_128_bits(probe: Any) -> None:
+def test_lines_of_128_bits_are_counted_once(probe: Any) -> None:
     for direction in ("load", "store"):
         assert probe("global_wide", reads=True)["global", direction] == (probe.waves, 8, 8)
 

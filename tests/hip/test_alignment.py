@@ -30,7 +30,7 @@ def shifted(device: Any, host: np.ndarray) -> Any:
     [(FORWARD, n) for n in "qkv"] + [(BACKWARD, n) for n in ("q", "k", "v", "do", "o")] + [(PRODUCT, n) for n in "ab"],
     ids=lambda x: x if isinstance(x, str) else x.name,
 )
-def test_one_array_off_by_an_element(
+def test_a_misaligned_array_takes_the_narrow_kernels(
     emulator: Any, hip_device: Any, launched: list[tuple[str, str]], case: Case, which: str
 ) -> None:
     """The wide kernels serve the others, and leave this one alone."""

@@ -76,7 +76,7 @@ def test_sizes_that_divide_nothing(hip_device: Any, wanted: Case, order: str, mo
 
 @pytest.mark.parametrize("architecture", ["gfx90a", "gfx1201"])
 @pytest.mark.parametrize("wanted", [*SIZES[:2], SIZES[5]], ids=lambda c: c.name)
-def test_other_architectures(emulator: Any, architecture: str, wanted: Case) -> None:
+def test_other_architectures_are_within_the_limits(emulator: Any, architecture: str, wanted: Case) -> None:
     check(emulator.device(architecture), wanted)
 
 
@@ -101,7 +101,7 @@ def mean_of_ones(device: Any) -> float:
     return float(device.download(o).astype(np.float64).mean())
 
 
-def test_rounding_of_probabilities(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probabilities_are_rounded_as_asked(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """bfloat16 has 8 bits: cut off, a probability loses 2^-9 of itself on the average; to nearest, nothing."""
     means = {}
     for mode in ("rtne", "rtna", "rtz"):

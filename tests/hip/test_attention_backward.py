@@ -79,11 +79,11 @@ def test_sizes_that_divide_nothing(hip_device: Any, wanted: Case, order: str, mo
 
 
 @pytest.mark.parametrize("wanted", [*SIZES[:2], SIZES[4]], ids=lambda c: c.name)
-def test_rdna4(emulator: Any, wanted: Case) -> None:
+def test_rdna4_is_within_the_limits(emulator: Any, wanted: Case) -> None:
     check(emulator.device("gfx1201"), wanted)
 
 
-def test_cdna2(emulator: Any) -> None:
+def test_cdna2_is_within_the_limits(emulator: Any) -> None:
     check(emulator.device("gfx90a"), SIZES[4])
 
 

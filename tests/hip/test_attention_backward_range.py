@@ -64,7 +64,9 @@ def check(device: Any, x: dict[str, np.ndarray], scale: float, powers: tuple[int
 @pytest.mark.parametrize(
     "powers", [(-22, 0), (-13, 0), (-7, 0), (12, -10), (0, -13), (-14, -7), (-10, 12), (6, 6)], ids=str
 )
-def test_gradients_and_values_far_from_one(emulator: Any, architecture: str, powers: tuple[int, int]) -> None:
+def test_gradients_and_values_far_from_one_keep_their_digits(
+    emulator: Any, architecture: str, powers: tuple[int, int]
+) -> None:
     """do and v of subnormal numbers; dS below float16's smallest, and above its largest."""
     x = random()
     if min(powers) >= 0:  # dS beyond float16, dq and dk within
@@ -87,7 +89,7 @@ def test_many_small_probabilities_count(emulator: Any, architecture: str, above:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("row", [3, LENGTH - 1])
 @pytest.mark.parametrize("name", ["do", "v"])
-def test_one_row_far_larger_than_the_rest(emulator: Any, architecture: str, name: str, row: int) -> None:
+def test_a_row_far_larger_than_the_rest_keeps_the_limits(emulator: Any, architecture: str, name: str, row: int) -> None:
     """It sets the scales of all that it meets. A value that nobody attends to only spends the range."""
     x = random(128)
     x[name][row] *= 2.0**9

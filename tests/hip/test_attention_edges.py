@@ -44,7 +44,7 @@ def values(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         *((256, *at) for at in ((0, 0), (33, 32), (30, 65))),
     ],
 )
-def test_forward(hip_device: Any, width: int, first: int, window: int) -> None:
+def test_forward_averages_the_keys_that_are_seen(hip_device: Any, width: int, first: int, window: int) -> None:
     queries, dtype = 131, ml_dtypes.bfloat16
     keys = first + queries
     doc_start = starts(queries, first)
@@ -77,7 +77,7 @@ def test_forward_in_shares_of_the_keys(hip_device: Any, keys: int, start: int) -
 
 
 @pytest.mark.parametrize(("width", "window"), [*((64, window) for window in (0, 1, 31, 33, 64)), (256, 0), (256, 33)])
-def test_backward(hip_device: Any, width: int, window: int) -> None:
+def test_backward_sums_the_queries_that_see_a_key(hip_device: Any, width: int, window: int) -> None:
     """dv is a sum of 1 / (keys that a query sees) over the queries that see a key: of do = 1, exactly that."""
     queries, dtype = 131, np.float16
     doc_start = starts(queries, 0)

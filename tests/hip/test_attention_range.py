@@ -55,7 +55,7 @@ def test_many_small_probabilities_count(emulator: Any, architecture: str, above:
 
 @pytest.mark.parametrize("above", [1.5, 2.5, 2.9999, 4.0, 7.5, 8.5, 14.5, 15.9999, 16.5, 20.0])
 @pytest.mark.parametrize("architecture", ["gfx90a", "gfx942", "gfx1100"])
-def test_scores_that_rise_by_little_or_much(emulator: Any, architecture: str, above: float) -> None:
+def test_scores_that_rise_by_little_or_much_stay_in_range(emulator: Any, architecture: str, above: float) -> None:
     """The maximum is raised only where a score outgrows it by some powers of two: `above` of them, from one tile of
     keys to the next. No probability leaves float16's range before it is: of values that are all 1 the result is 1."""
     device, keys = emulator.device(architecture), 128

@@ -11,7 +11,9 @@ from wgrad.autograd.bench import timing
 from wgrad.train.commands.cli import main
 
 
-def test_bench_on_an_emulated_card(emulator: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_bench_reports_roofs_and_rows_of_an_emulated_gpu(
+    emulator: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     emulator.select("gfx1100", monkeypatch)
     monkeypatch.setattr(timing, "_MOST_CALLS", 1)
     monkeypatch.setattr(timing, "SAMPLE_SECONDS", 0.0)

@@ -48,7 +48,7 @@ print(binding.hip().__name__, len(device.identity))
 
 
 @pytest.mark.parametrize("python", [sys.executable, OLDER], ids=["this", "older"])
-def test_a_device_through_each_hip_python(emulator: Any, python: str | None) -> None:
+def test_a_device_works_through_each_hip_python(emulator: Any, python: str | None) -> None:
     """Memory, launches, replay as a graph, events, pinned memory and error texts."""
     if python is None:
         pytest.skip("$WGRAD_OLDER_HIP_PYTHON is not set: it names a Python with hip-python 6.4 to 7.2")
@@ -100,7 +100,7 @@ def test_properties_are_returned_or_filled_in(use: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["too few", b"too few", (Code.hipSuccess, b"too few")], ids=["str", "bytes", "tuple"])
-def test_error_texts_of_each_kind(use: Any, text: Any) -> None:
+def test_error_texts_of_each_kind_are_shown(use: Any, text: Any) -> None:
     use(stand_in(hipGetErrorString=lambda code: text))
     with pytest.raises(OutOfMemory, match=r"an array: hipErrorOutOfMemory \(too few\)$"):
         binding.check((Code.hipErrorOutOfMemory,), "an array")
@@ -118,7 +118,7 @@ def test_fatal_codes_are_those_of_hip() -> None:
     }  # fmt: skip
 
 
-def test_values_without_their_code() -> None:
+def test_check_returns_values_without_their_code() -> None:
     assert binding.check((Code.hipSuccess,), "") is None
     assert binding.check((0, 7), "") == 7
     assert binding.check((Code.hipSuccess, 7, 8), "") == (7, 8)

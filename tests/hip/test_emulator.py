@@ -168,7 +168,7 @@ def test_wave_sums_stay_within_a_wave(probe: Any) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "side", "depth"), [("matrix16", 16, 16), ("matrix32", 32, 8)])
-def test_matrix_instructions(probe: Any, kernel: str, side: int, depth: int) -> None:
+def test_matrix_instructions_are_exact(probe: Any, kernel: str, side: int, depth: int) -> None:
     if kernel == "matrix32" and probe.wave == 32:
         pytest.skip("WMMA has no 32 x 32 form")
     rng = np.random.default_rng(1)

@@ -54,7 +54,7 @@ def device(request: pytest.FixtureRequest) -> Any:
 
 @needs_executor
 @pytest.mark.parametrize("architecture", SHIPPED)
-def test_a_kernel_against_numpy(architecture: str) -> None:
+def test_executed_kernels_compute_what_numpy_does(architecture: str) -> None:
     """The whole way: code object, arguments, waves, instructions, results. rows divide into no whole waves."""
     if lacking := missing(architecture):
         tools.give_up(lacking)
@@ -70,7 +70,7 @@ def test_a_kernel_against_numpy(architecture: str) -> None:
 
 @needs_executor
 @pytest.mark.parametrize("name", CASES)
-def test_case(device: Any, name: str) -> None:
+def test_executed_cases_are_within_their_limits(device: Any, name: str) -> None:
     case = next(c for c in all_cases() if c.name == name)
     worst, same_bits = execute(device, case)
     assert worst <= 1 and same_bits
@@ -79,7 +79,7 @@ def test_case(device: Any, name: str) -> None:
 
 @needs_executor
 @pytest.mark.parametrize("block_size", [32, 4096])
-def test_nf4_bit_for_bit(device: Any, block_size: int) -> None:
+def test_executed_nf4_codes_equal_the_references(device: Any, block_size: int) -> None:
     x = np.random.default_rng(5).standard_normal((67, 131)).astype(np.float32)
     wanted, found = ReferenceDevice().quantize(x, block_size), device.quantize(device.upload(x), block_size)
     np.testing.assert_array_equal(device.download(found.absmax), wanted.absmax)

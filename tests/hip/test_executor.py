@@ -167,7 +167,7 @@ def test_bpermute_ignores_the_bits_above_a_lanes_number(lanes: int) -> None:
 
 
 @needs_compiler
-def test_conversions_of_float16_above_v127_on_cdna() -> None:
+def test_float16_is_converted_above_v127_on_cdna() -> None:
     wave, x = Wave(64), np.linspace(-70000, 70000, 64).astype(np.float32)
     wave.vectors[1] = x.view(np.uint32)
     assert wave.execute("v_cvt_f16_f32_e32 v200, v1", 200 << 17 | 257) == 0
@@ -205,7 +205,7 @@ def test_forms_that_nobody_wrote_are_refused(text: str) -> None:
         override(Instruction(0, text, 8), (0, 0), "gfx942", 64, 1024)
 
 
-def test_dpp_controls() -> None:
+def test_dpp_controls_choose_their_lanes() -> None:
     assert dpp_lanes(0xB1, 32, 15, 15)[0][:4] == [1, 0, 3, 2]  # quad_perm:[1,0,3,2]
     assert dpp_lanes(0x140, 32, 15, 15)[0][:16] == list(range(15, -1, -1))  # row_mirror
     assert dpp_lanes(0x111, 32, 15, 15)[0][:3] == [-1, 0, 1]  # row_shr:1
@@ -214,7 +214,7 @@ def test_dpp_controls() -> None:
         dpp_lanes(0x142, 32, 15, 15)
 
 
-def test_guards() -> None:
+def test_guards_notice_a_write_behind_the_end() -> None:
     memory = Guarded(20, fill=7)
     assert memory.address % 16 == 0 and memory.view().tolist() == [7] * 20 and memory.untouched()
     ctypes.memset(memory.address + 20, 0, 1)
@@ -227,7 +227,7 @@ def program(*texts: str) -> list[Instruction]:
     return [Instruction(4 * n, text, 4) for n, text in enumerate(texts)]
 
 
-def test_widths_and_loops() -> None:
+def test_widths_and_the_hot_loop_are_found() -> None:
     found = program(
         "global_load_dwordx4 v[0:3], v4, s[0:1]", "v_mfma_f32_16x16x16_f16 a[0:3], v[0:1], v[2:3], a[0:3]",
         "ds_read2_b64 v[0:3], v4", "s_cbranch_scc1 65532", "global_store_short v4, v0, s[0:1]", "s_endpgm",

@@ -40,7 +40,9 @@ def names(device: Any, call: Callable[[], Any]) -> list[str]:
     "layout, m, n, k",
     [("nt", 133, 5, 72), ("nn", 133, 40, 72), ("nt", 5, 64, 328), ("tn", 8, 136, 333), ("tn", 136, 24, 333)],
 )
-def test_skinny(hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout: str, m: int, n: int, k: int) -> None:
+def test_skinny_matmuls_with_every_term_are_within_the_limits(
+    hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout: str, m: int, n: int, k: int
+) -> None:
     """One short side, with everything that can be added, split over K where that is long."""
     a = normal(1, (k, m) if layout[0] == "t" else (m, k), dtypes[0])
     b = normal(2, (n, k) if layout[1] == "t" else (k, n), dtypes[1])
@@ -62,7 +64,9 @@ def test_skinny(hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout: 
 @pytest.mark.parametrize(
     "layout, m, n, k", [("nn", 70, 136, 40), ("nt", 3, 131, 72), ("tn", 72, 136, 37), ("nt", 1, 131, 72)]
 )
-def test_bfloat16(hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout: str, m: int, n: int, k: int) -> None:
+def test_bfloat16_matmuls_are_within_the_limits(
+    hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout: str, m: int, n: int, k: int
+) -> None:
     a = normal(1, (k, m) if layout[0] == "t" else (m, k), dtypes[0])
     b = normal(2, (n, k) if layout[1] == "t" else (k, n), dtypes[1])
     compare(hip_device, gemm_call(trans_a=layout[0] == "t", trans_b=layout[1] == "t", dtype=F32), {"a": a, "b": b})
@@ -70,7 +74,9 @@ def test_bfloat16(hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout
 
 @pytest.mark.parametrize("layout, m, n, k", [("nt", 133, 136, 72), ("nn", 3, 72, 1064), ("nt", 300, 67, 40)])
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
-def test_pieces(emulator: Any, compare: Any, dtype: Any, layout: str, m: int, n: int, k: int) -> None:
+def test_weights_in_pieces_are_as_exact_as_float32(
+    emulator: Any, compare: Any, dtype: Any, layout: str, m: int, n: int, k: int
+) -> None:
     """bfloat16 weights on 16-bit tensor cores, with nothing lost of the other operand: as exact as float32."""
     device = emulator.device("gfx942")
     a, b = normal(1, (m, k), dtype), normal(2, (n, k) if layout == "nt" else (k, n), BF16)
@@ -154,7 +160,7 @@ def test_arrays_of_another_device_launch_nothing(emulator: Any) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
-def test_one_row_of_nf4(hip_device: Any, compare: Any, dtype: Any, nested: bool) -> None:
+def test_one_row_of_nf4_is_within_the_limits(hip_device: Any, compare: Any, dtype: Any, nested: bool) -> None:
     weight = ReferenceDevice().quantize(normal(1, (131, 2120)), double=nested)
     inputs = {"x": normal(2, (1, 2120), dtype), "weight": weight, "bias": normal(3, (131,))}
     compare(hip_device, lambda d, x: {"y": d.linear_quantized(x["x"], x["weight"], bias=x["bias"], dtype=F32)}, inputs)

@@ -43,7 +43,7 @@ TOKENS, HIDDEN, MLP, VOCABULARY, RANK = 2048, 2048, 8192, 128256, 16
         ((F16, BF16), "nt", (1, 123, 67), "gemv", "gemv_unaligned"),
     ],
 )
-def test_dense(
+def test_dense_matmuls_take_the_kernel_of_their_kinds_and_size(
     gpu: Gpu, kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], source: str, name: str
 ) -> None:
     plan = dense(gpu, kinds, layout, mnk, 1, True)
@@ -52,7 +52,7 @@ def test_dense(
 
 
 @pytest.mark.parametrize("name", ["nf4", "nf4_nested"])
-def test_frozen_weights(name: str) -> None:
+def test_frozen_weights_take_the_kernels_of_their_format(name: str) -> None:
     forward, backward = (TOKENS, MLP, HIDDEN), (TOKENS, HIDDEN, MLP)
     assert frozen(RX7900, F16, F16, name, "nt", forward).name == f"gemm_{name}_f16_nt_big"
     assert frozen(RX7900, F16, F16, name, "nn", backward).name == f"gemm_{name}_f16_nn_big"
@@ -64,7 +64,7 @@ def test_frozen_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nf4", "nf4_nested"])
-def test_mixed_widths(name: str) -> None:
+def test_mixed_widths_are_split_on_tensor_cores_of_16_bits(name: str) -> None:
     """The head on bfloat16, and NF4 layers beside the float32 stream: in pieces on the MI300X's 16-bit unit."""
     head, back = (256, VOCABULARY, HIDDEN), (256, HIDDEN, VOCABULARY)
     for kind, short in ((F32, "f32"), (F16, "f16")):
@@ -110,7 +110,7 @@ def test_precise_float16_products_stay_off_tensor_cores_that_flush_denormals() -
     assert dense(MI300X, (F16, F16), "tn", sizes, 1, True, F32).source == "gemm"
 
 
-def test_splits_of_k() -> None:
+def test_k_is_split_over_the_work_groups_left() -> None:
     """No more than the gpu has work-groups left for, multiples of what a turn of a loop takes; none of a batch."""
     gpu, mnk = Gpu(64, 4, True, True), (41, 136, 1064)
     for kinds in ((F16, F16), (F32, F32)):

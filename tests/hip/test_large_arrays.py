@@ -56,7 +56,7 @@ def near(found: np.ndarray, wanted: Any) -> None:
     np.testing.assert_allclose(found, np.asarray(wanted, np.float64), rtol=4e-3, atol=4e-3)
 
 
-def test_elements(device: Any) -> None:
+def test_elements_are_computed_to_the_last(device: Any) -> None:
     end = numbers(1000, dtype=F16)
     wide = end.astype(np.float64)
     x, y = (ending_in(device, (BEYOND,), end) for _ in range(2))
@@ -75,7 +75,7 @@ def test_elements(device: Any) -> None:
 
 
 @pytest.mark.parametrize("columns", [1000, 1003])
-def test_rows(device: Any, columns: int) -> None:
+def test_rows_are_computed_to_the_last(device: Any, columns: int) -> None:
     rows = BEYOND // columns + 1
     end = numbers(columns, dtype=F16)
     wide, weight = end.astype(np.float64), numbers(columns)
@@ -88,7 +88,7 @@ def test_rows(device: Any, columns: int) -> None:
     near(end_of(device, device.softmax(x), columns), np.exp(wide) / np.exp(wide).sum())
 
 
-def test_rows_by_number(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_by_number_are_reached_to_the_last(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table, and a cache, whose last rows lie beyond."""
     monkeypatch.delenv("WGRAD_EMULATED_GROUPS")
     rows, groups, width = BEYOND // 1024, 8, 128
@@ -108,7 +108,7 @@ def test_rows_by_number(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     near(end_of(device, values, 2, groups, width), -new)
 
 
-def test_rope(device: Any) -> None:
+def test_rope_reaches_the_last_token(device: Any) -> None:
     tokens, heads, width = BEYOND // 1024, 8, 128
     end = numbers(width, dtype=F16)
     x = ending_in(device, (tokens, heads, width), end)
@@ -136,7 +136,7 @@ def corner(device: Any, values: np.ndarray, dtype: Any, lines: int, length: int,
 @pytest.mark.parametrize("dtypes", [(F16, F16), (F32, F32), (F16, BF16), (F32, F16)], ids=str)
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.parametrize("mnk", [(BEYOND // 4096, 4104, 72), (BEYOND // 1024, 72, 1024), (72, BEYOND // 1024, 1024)])
-def test_products(device: Any, dtypes: Any, layout: str, mnk: tuple[int, int, int]) -> None:
+def test_matmuls_reach_the_last_element(device: Any, dtypes: Any, layout: str, mnk: tuple[int, int, int]) -> None:
     """The result, a or b goes beyond."""
     m, n, k = (x // 8 * 8 + 8 for x in mnk)
     left, right = numbers(8, 24), numbers(8, 24)[::-1]
@@ -148,7 +148,7 @@ def test_products(device: Any, dtypes: Any, layout: str, mnk: tuple[int, int, in
 
 
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
-def test_one_row(device: Any, dtype: Any) -> None:
+def test_one_row_reaches_the_end_of_the_weight(device: Any, dtype: Any) -> None:
     """Of a weight whose elements go beyond."""
     x, end = numbers(1, 1024, dtype=dtype), numbers(1024, dtype=dtype)
     y = device.gemm(device.upload(x), ending_in(device, (BEYOND // 8192 * 8, 1024), end), trans_b=True, dtype=F32)
@@ -156,7 +156,7 @@ def test_one_row(device: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(("layout", "wide"), [("nt", "m"), ("nn", "m"), ("tn", "m"), ("tn", "n")])
-def test_short_sides(device: Any, layout: str, wide: str) -> None:
+def test_short_sides_are_multiplied_to_the_last_element(device: Any, layout: str, wide: str) -> None:
     """Of 16, as LoRA's are; the other operand goes beyond."""
     long = BEYOND // 8192 * 8
     m, n, k = (long, 16, 1024) if wide == "m" else (16, long, 1024)
@@ -169,7 +169,7 @@ def test_short_sides(device: Any, layout: str, wide: str) -> None:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_quantized(device: Any, double: bool) -> None:
+def test_quantize_reaches_the_last_block(device: Any, double: bool) -> None:
     """Codes and their scales of the end; as without double quantization, whose mean would be one of all blocks."""
     end = numbers(8, 1024)
     x = ending_in(device, (BEYOND // 1024, 1024), end)
@@ -194,7 +194,7 @@ def two_at_the_end(device: Any, shape: tuple[int, int], nested: bool) -> NF4Arra
 
 @pytest.mark.parametrize("dtypes", [(F16, F16), (F32, F32), (F16, F32), (F32, F16)], ids=str)
 @pytest.mark.parametrize("nested", [False, True])
-def test_frozen_weights(device: Any, dtypes: Any, nested: bool) -> None:
+def test_frozen_weights_are_decoded_to_the_end(device: Any, dtypes: Any, nested: bool) -> None:
     """As many elements as a kernel decodes: a few less than 2^32; forward and backward."""
     most = (1 << 32) - 1
     long, wide = most // 512 // 8 * 8, most // 72 // 64 * 64

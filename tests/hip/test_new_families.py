@@ -56,7 +56,7 @@ def two_steps(folder: Any, device: Device, after_one: Any = None) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, pytest.param("Gemma3nForCausalLM", marks=pytest.mark.all)])
-def test_two_steps_beside_numpy(make_checkpoint: Any, device: Device, cpu: Device, family: str) -> None:
+def test_two_steps_have_the_gradients_of_numpy(make_checkpoint: Any, device: Device, cpu: Device, family: str) -> None:
     """Every gradient of both steps, the second from the same parameters.
 
     AdamW divides by the gradient's own size: where one is 1e-6 of the others, its rounding is a rounding of the step.

@@ -223,7 +223,7 @@ def test_an_architecture_without_its_compiler_is_named_and_left(
     assert "not checked: gfx1100: clang-99 is not installed" in capsys.readouterr().out
 
 
-def test_compilers_of_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilers_of_architectures_are_clang_19_and_22(monkeypatch: pytest.MonkeyPatch) -> None:
     """$WGRAD_CLANG names one for all."""
     monkeypatch.setattr(building, "CLANG", "")
     assert {a: compiler(a) for a in SHIPPED} == {a: "clang-22" if a == "gfx950" else "clang-19" for a in SHIPPED}
@@ -241,7 +241,7 @@ def test_an_object_unpacks_to_a_bounded_size(more: bytes, tmp_path: Path) -> Non
 
 
 @needs_clang
-def test_the_same_bytes_from_any_folder(room: Path, tmp_path: Path) -> None:
+def test_objects_are_the_same_from_any_folder(room: Path, tmp_path: Path) -> None:
     made = []
     for folder in (room, tmp_path / "elsewhere" / "a longer name"):
         if folder != room:
@@ -263,7 +263,7 @@ def test_manifest_names_the_headers_that_the_compiler_found(room: Path, tmp_path
     }
 
 
-def test_size_of_what_ships() -> None:
+def test_objects_take_less_than_three_megabytes() -> None:
     """Part of the installed size that tests/test_package.py bounds."""
     total = sum(os.path.getsize(p) for p in OBJECTS.rglob("*") if p.is_file())
     assert total < 3e6, f"{total:,} bytes"

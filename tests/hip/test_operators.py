@@ -26,13 +26,13 @@ EACH_OPERATOR = list({(c.op, c.direction): c for c in sorted(CASES, key=lambda c
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_case(hip_device: Any, case: Case) -> None:
+def test_cases_are_within_their_limits(hip_device: Any, case: Case) -> None:
     result = check_case(case, hip_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
 
 
 @pytest.mark.parametrize("case", REVERSED, ids=lambda c: c.name)
-def test_reversed_order(hip_device: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workgroups_may_run_in_reversed_order(hip_device: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WGRAD_EMULATED_ORDER", "rev")
     assert check_case(case, hip_device).ok
 
@@ -73,7 +73,7 @@ def test_log_odds_of_several_work_groups(hip_device: Any) -> None:
 
 
 @pytest.mark.parametrize("block_size", [32, 256, 512, 4096])
-def test_nf4_of_every_block_size(hip_device: Any, block_size: int) -> None:
+def test_nf4_of_every_block_size_equals_the_reference(hip_device: Any, block_size: int) -> None:
     """Codes and absmax against the reference, bit for bit; the last block is not full."""
     x = np.random.default_rng(5).standard_normal((67, 131)).astype(np.float32)
     wanted = ReferenceDevice().quantize(x, block_size)
@@ -122,7 +122,7 @@ def test_a_norm_beyond_float32_skips_the_step(hip_device: Any) -> None:
     assert list(d.download(state)[[STATE_APPLIED, STATE_SKIPPED]]) == [0, 1]
 
 
-def test_losses_of_a_chunk_of_rows(hip_device: Any) -> None:
+def test_losses_of_a_chunk_of_rows_are_written_at_theirs(hip_device: Any) -> None:
     """Rows 3 and 4 of five: their targets are read, and their losses written, at their places."""
     d, x = hip_device, np.array([[0, 1, 2], [3, 0, 0]], np.float32)
     targets, losses = np.array([0, 0, 0, 2, 1], np.int32), d.zeros((5,))
@@ -131,7 +131,7 @@ def test_losses_of_a_chunk_of_rows(hip_device: Any) -> None:
     np.testing.assert_allclose(d.download(losses), [0, 0, 0, *wanted], rtol=1e-5)
 
 
-def test_losses_in_chunks_of_rows(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_the_same_in_chunks_of_rows(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wgrad.hip.loss.loss.CHUNK_BYTES", 0)  # 128 rows
     case = next(c for c in CASES if c.name == "linear_cross_entropy/bias/133x123x41/float32")
     assert check_case(case, hip_device).ok

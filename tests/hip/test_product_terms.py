@@ -32,7 +32,7 @@ def terms(rank: int, layout: str, residual: Any = F16) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("rank", [1, 5])
 @pytest.mark.parametrize("layout", ["nt", "nn"])
 @pytest.mark.parametrize("dtypes", [(F16, F16), (BF16, BF16), (F32, F32), (F32, BF16)], ids=str)
-def test_terms_beside_splits(
+def test_splits_add_every_term_once(
     hip_device: Any, compare: Any, launched: list[tuple[str, str]], dtypes: Any, layout: str, rank: int
 ) -> None:
     inputs = {"a": normal(1, M, K, dtype=dtypes[0]), **terms(rank, layout)}
@@ -49,7 +49,7 @@ def test_terms_beside_splits(
 
 @pytest.mark.parametrize("rank", [1, 5])
 @pytest.mark.parametrize("dtypes", [(F16, F16), (F32, F32), (F16, F32), (F32, F16)], ids=str)
-def test_terms_of_a_frozen_weight_beside_splits(
+def test_splits_of_a_frozen_weight_add_every_term_once(
     hip_device: Any, compare: Any, launched: list[tuple[str, str]], dtypes: Any, rank: int
 ) -> None:
     x_type, y_type = dtypes
@@ -67,7 +67,9 @@ def test_terms_of_a_frozen_weight_beside_splits(
 @pytest.mark.parametrize(("n", "k"), [(136, 72), (136, 67), (133, 72)])
 @pytest.mark.parametrize("dtypes", [(F16, F16), (F32, F32), (F16, F32), (F32, BF16)], ids=str)
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
-def test_batches_that_accumulate(hip_device: Any, compare: Any, dtypes: Any, layout: str, n: int, k: int) -> None:
+def test_each_batch_accumulates_onto_its_own_result(
+    hip_device: Any, compare: Any, dtypes: Any, layout: str, n: int, k: int
+) -> None:
     """Each has its operands, its result and what was there; more results than a tile has, four at a time and one."""
     shape_a, shape_b = (3, 40, k), (3, k, n)
     a = normal(1, *(shape_a if layout[0] == "n" else (3, k, 40)), dtype=dtypes[0])
@@ -103,7 +105,7 @@ def test_decoded_weights_round_to_nearest_even(hip_device: Any, x_type: Any, row
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_codes_at_the_thresholds(hip_device: Any, double: bool) -> None:
+def test_codes_of_ties_are_the_lower(hip_device: Any, double: bool) -> None:
     """A tie takes the lower code; just above it the higher."""
     limits = thresholds(LEVELS)
     row = np.concatenate(
@@ -117,7 +119,7 @@ def test_codes_at_the_thresholds(hip_device: Any, double: bool) -> None:
     np.testing.assert_array_equal((codes[0] >> 4, codes[1] >> 4), (15, 2))  # of x[0, 0] and of x[0, 2], a tie
 
 
-def test_nested_codes_at_the_thresholds(hip_device: Any) -> None:
+def test_nested_codes_of_ties_are_the_lower(hip_device: Any) -> None:
     """By the kernel itself: the mean, which is subtracted first, would leave no value on a threshold."""
     limits = thresholds(dynamic_map())
     near = np.concatenate([limits, np.nextafter(limits, np.float32(2)), np.nextafter(limits, np.float32(-2))])

@@ -128,7 +128,7 @@ def test_a_code_object_lives_as_long_as_its_module(emulator: Any, monkeypatch: p
     assert gone == [b"\x7fELF"]
 
 
-def test_array_of_another_device(emulator: Any) -> None:
+def test_an_array_of_another_device_is_refused(emulator: Any) -> None:
     one, other = emulator.new("gfx942"), emulator.new("gfx942")
     with pytest.raises(DeviceError, match="upload it to this device"):
         one.add(one.zeros((64,)), other.zeros((64,)))
@@ -188,7 +188,7 @@ def test_its_own_code_object_passes() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["gfx90a", "gfx942", "gfx950", "gfx1103", "gfx1151", "gfx1201"])
-def test_supported_architectures(architecture: str) -> None:
+def test_supported_architectures_are_taken(architecture: str) -> None:
     check_supported(architecture, "a card")
 
 
@@ -196,19 +196,19 @@ OTHERS = ["gfx803", "gfx906", "gfx908", "gfx1030", "gfx1170", "gfx1250", "gfx130
 
 
 @pytest.mark.parametrize("architecture", OTHERS)
-def test_unsupported_architectures(architecture: str) -> None:
+def test_unsupported_architectures_are_refused(architecture: str) -> None:
     with pytest.raises(DeviceError, match="a card has architecture .*not supported.*--device wgpu"):
         check_supported(architecture, "a card")
 
 
-def test_missing_code_object(emulator: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_code_object_is_named(emulator: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     device = emulator.new("gfx942")
     monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(tmp_path))
     with pytest.raises(DeviceError, match=r"gfx942/storage.co"):
         device.zeros((3,))
 
 
-def test_full_card(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_gpu_reports_the_bytes_asked_for(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     device = emulator.new("gfx942")
     monkeypatch.setenv("WGRAD_EMULATED_MEMORY", str(64 << 20))
     with pytest.raises(OutOfMemory, match="no memory for 104,857,600 bytes on .*in use"):
@@ -315,7 +315,7 @@ def test_the_details_of_a_report(emulator: Any) -> None:
     assert found["hip"]["driver"] and found["hip"]["package"] and len(found["kernels"]["digest"]) == 64
 
 
-def test_the_system_around_a_gpu(tmp_path: Path) -> None:
+def test_the_system_around_a_gpu_is_described(tmp_path: Path) -> None:
     texts = {
         "opt/rocm/.info/version": "6.4.1-83",
         "sys/module/amdgpu/version": "6.12.12",
@@ -385,7 +385,7 @@ def test_a_wait_for_a_device_that_hangs_ends(package: str, hip_device: Any, monk
     hip_device.synchronize()
 
 
-def test_capture_inside_capture(hip_device: Any) -> None:
+def test_a_capture_inside_a_capture_is_refused(hip_device: Any) -> None:
     with hip_device.capture(), pytest.raises(DeviceError, match="inside"), hip_device.capture():
         pass
 
@@ -460,7 +460,7 @@ def test_identity_hangs_on_the_kernels(emulator: Any, tmp_path: Path, monkeypatc
     assert device.identity[3] != digest
 
 
-def test_profile(hip_device: Any) -> None:
+def test_profile_counts_calls_and_starts_anew(hip_device: Any) -> None:
     hip_device.profile()
     x = hip_device.zeros((64,))
     for _ in range(3):
@@ -497,7 +497,7 @@ def test_no_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         binding.hip()
 
 
-def test_no_card_is_said(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_is_said(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding, "_bindings", {})
     monkeypatch.setenv("WGRAD_EMULATED_DEVICES", "0")
     with pytest.raises(DeviceError, match="finds no GPU"):

@@ -57,7 +57,7 @@ def device(emulator: Any) -> Any:
 
 
 @pytest.mark.parametrize("steps", [15, pytest.param(30, marks=pytest.mark.all)])
-def test_steps_beside_numpy(make_checkpoint: Any, hip_device: Device, cpu: Device, steps: int) -> None:
+def test_steps_have_the_losses_of_numpy(make_checkpoint: Any, hip_device: Device, cpu: Device, steps: int) -> None:
     """QLoRA with dropout and clipping; a loss may be off by four roundings of float32 a step."""
     folder, histories = make_checkpoint(), []
     for where in (cpu, hip_device):
@@ -73,7 +73,7 @@ def test_steps_beside_numpy(make_checkpoint: Any, hip_device: Device, cpu: Devic
 
 @pytest.mark.all
 @pytest.mark.oracle
-def test_thirty_steps_beside_peft(make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
+def test_thirty_steps_follow_peft(make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
     """Of one wave size: the other is held to NumPy above, four hundred times as closely."""
     train_tests("test_oracle_adapter").beside_peft(make_checkpoint(), device, tmp_path)
 
@@ -195,7 +195,7 @@ def test_a_fault_in_a_kernel_loses_nothing(
     emulator.clear()
 
 
-def test_devices_and_selftest(card: str, capsys: Any) -> None:
+def test_devices_and_selftest_name_the_emulated_gpu(card: str, capsys: Any) -> None:
     assert main(["devices"]) == 0
     assert f"hip:0: Emulated {card}" in capsys.readouterr().out
     assert main(["selftest", "--device", "hip", "--only", "rms_norm/"]) == 0
