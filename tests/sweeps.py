@@ -136,7 +136,7 @@ _EPILOGUES_OF_Q8_0 = r"\[linear_q8_0(_backward)?/(bias|residual|row epilogue|mix
 
 SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     # WGSL kernels: all operators, variants and formats stay.
-    "tests/wgsl/test_gemm.py::test_products_on_the_tiled_kernels": Types(
+    "tests/wgsl/test_gemm.py::test_tiled_kernels_are_within_the_limits": Types(
         Odd(),
         without=rf"{_EPILOGUES_OF_Q8_0}|\[linear_nf4(_backward)?/(tiles|blocks across rows|odd) double"
         # GPUs' GEMVs: test_gemv.py has each format.
@@ -152,10 +152,10 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
         + r"|\[linear_(?!nf4|q8_0|q6_k|iq2_xxs)\w+/plain|\[(linear_nf4|gemm_nt)/sixteen rows",
     ),
     "tests/wgsl/test_gemm.py::test_every_tile_and_split": Evenly(12),
-    "tests/wgsl/test_gemm.py::test_products_on_the_whole_tile": Evenly(1),
-    "tests/wgsl/test_gemm.py::test_products_of_16_x_16_results_an_invocation": Evenly(1),
-    "tests/wgsl/test_moe.py::test_fewer_rows_on_tensor_cores": Without("128 x 128|linear/q6_k|backward/nf4 double"),
-    "tests/wgsl/test_gemm_matrix.py::test_case": InTurn(
+    "tests/wgsl/test_gemm.py::test_the_whole_tile_is_within_the_limits": Evenly(1),
+    "tests/wgsl/test_gemm.py::test_the_tile_of_software_drivers_is_within_the_limits": Evenly(1),
+    "tests/wgsl/test_moe.py::test_fewer_rows_run_on_tensor_cores": Without("128 x 128|linear/q6_k|backward/nf4 double"),
+    "tests/wgsl/test_gemm_matrix.py::test_cases_run_on_tensor_cores_within_the_limits": InTurn(
         r"(gemm_nn/plain|gemm_nt/short inner|gemm_nt/epilogue|gemm_tn/lowrank)/.*large tile"
         r"|linear_(iq4_nl|nvfp4|q4_0|q5_1|mxfp4_backward|q4_1_backward|q5_0_backward)/plain"
         r"|linear_(iq2_xxs|q2_k_backward|q4_k|q6_k|nf4)/decoded within"
@@ -164,28 +164,30 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
         rare=("8", "16"),
         always=r"linear_nf4/plain/.*-(8|16)\]|gemm_nt/skinny/208x20x.*-16\]",
     ),
-    "tests/wgsl/test_attention_matrix.py::test_case": InTurn(
+    "tests/wgsl/test_attention_matrix.py::test_cases_run_on_their_kernels_within_the_limits": InTurn(
         r"(attention_backward/window|attention/grouped)/.*-16\]", rare=("8",)
     ),
-    "tests/wgsl/test_gemm_matrix.py::test_gradients_of_logits_on_matrix_units": Evenly(1),
+    "tests/wgsl/test_gemm_matrix.py::test_gradients_of_logits_run_on_tensor_cores": Evenly(1),
     "tests/wgsl/test_gemm_matrix.py::test_what_is_added_is_read_ahead": Evenly(2),
     "tests/wgsl/test_gemm_matrix.py::test_a_skinny_product_in_one_launch": Evenly(2),
-    "tests/wgsl/test_gemm_matrix.py::test_a_skinny_product_on_little_workgroup_memory": Evenly(2),
+    "tests/wgsl/test_gemm_matrix.py::test_a_skinny_matmul_without_workgroup_memory_takes_the_general_kernel": Evenly(2),
     "tests/wgsl/test_cooperative.py::test_subgroups_counted_as_others_than_the_drivers_are_wrong": Without("skinny"),
-    "tests/wgsl/test_gemv.py::test_every_number_of_rows": Without(
+    "tests/wgsl/test_gemv.py::test_every_number_of_rows_takes_its_kernel": Without(
         r"\[(?!software-2|subgroups-2|subgroups-6|workgroup-8)"
     ),
-    "tests/wgsl/test_gemv.py::test_few_rows_of_every_format": Without(r"\[(q5_k-16|q6_k-8)-"),
+    "tests/wgsl/test_gemv.py::test_few_rows_of_every_format_are_within_the_limits": Without(r"\[(q5_k-16|q6_k-8)-"),
     # float16 with heads of 64 and 96, float32 with all others: cases of one width share shaders.
-    "tests/wgsl/test_attention.py::test_case": Without(
+    "tests/wgsl/test_attention.py::test_cases_are_within_their_limits": Without(
         r"x(64|96)(,\d+)?/float32\]|x(?!64|96)\d+(,\d+)?/float16\]|attention_backward/width 96|\[attention/width 10"
     ),
-    "tests/wgsl/test_attention.py::test_every_tile_of_the_tables": Evenly(6),
-    "tests/wgsl/test_attention.py::test_splits": Without(r"-(7|40)\]"),
-    "tests/wgsl/test_gemm.py::test_a_head_larger_than_one_binding": Without(r"\[(bfloat16-True|float32-False)\]"),
-    "tests/wgsl/test_norm.py::test_norm": Evenly(12),
+    "tests/wgsl/test_attention.py::test_every_tile_of_the_tables_is_within_the_limits": Evenly(6),
+    "tests/wgsl/test_attention.py::test_splits_are_within_the_limits": Without(r"-(7|40)\]"),
+    "tests/wgsl/test_gemm.py::test_a_head_larger_than_one_binding_gives_the_same_loss": Without(
+        r"\[(bfloat16-True|float32-False)\]"
+    ),
+    "tests/wgsl/test_norm.py::test_norms_are_within_the_limits": Evenly(12),
     "tests/wgsl/test_submission_queue.py::test_a_program_may_end_at_any_time": Without("_exit|SystemExit"),
-    "tests/wgsl/test_memory_ops.py::test_case": Variants(),
+    "tests/wgsl/test_memory_ops.py::test_cases_are_within_their_limits": Variants(),
     # HIP: operators keep all cases on one architecture, since these kill mutants.
     "tests/hip/test_access_counts.py::test_counts_are_those_of_the_table": Without(
         r"gfx90a|gfx1201|gfx942-.*float32|gfx1100-(?!products-float32|skinny-float32|attention-float32)"
@@ -232,7 +234,9 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/train/test_loop.py::test_nothing_is_compiled_and_memory_does_not_grow_after_the_first_steps": Without(
         "wgpu-options3"
     ),
-    "tests/train/test_generation.py::test_prompts_of_different_lengths_at_once": Without(r"wgpu-(Gemma2|Mistral)"),
+    "tests/train/test_generation.py::test_prompts_of_different_lengths_give_the_text_of_each_alone": Without(
+        r"wgpu-(Gemma2|Mistral)"
+    ),
     "tests/train/test_step_counts.py::test_a_step_takes_no_more_than_unsloths": Evenly(3),
     "tests/train/test_step_counts.py::test_the_8b_trains_in_3_gib_with_its_weights_in_main_memory": Evenly(1),
     "tests/train/test_plan.py::test_all_shaders_are_prepared_and_memory_peaks_where_it_was_said": Without(
@@ -283,7 +287,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
         r"|aya_vision|cohere2_vision|exaone4_5|idefics[23]|glm4v.*|glm46v|deepseek_vl|janus|kimi_k25|lfm3_vl|lighton_ocr"
         r"|llava_next_video|minicpmv4_[67]|ovis2|qianfan_ocr|video_llama_3|vipllava)\]"
     ),
-    "tests/train/test_delta_net.py::test_eight_steps_beside_torch": Without("Granite"),
+    "tests/train/test_delta_net.py::test_eight_steps_follow_torch": Without("Granite"),
     "tests/train/test_delta_net.py::test_sequences_that_come_and_go_read_as_each_alone": Without("Granite.*-3"),
     "tests/train/test_delta_net.py::test_greedy_text_is_that_of_transformers": Without("Granite"),
     # Bench scripts: those that no other test starts.

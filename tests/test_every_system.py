@@ -73,7 +73,7 @@ def _problems(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "text of a process without encoding"
 
 
-def test_nothing_of_one_system_only() -> None:
+def test_no_source_uses_one_system_only() -> None:
     found = []
     for path in SOURCES:
         name = path.relative_to(ROOT).as_posix()

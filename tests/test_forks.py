@@ -58,7 +58,7 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tests are forked on Linux only")
-def test_results_of_forked_processes(tmp_path: Path) -> None:
+def test_forked_processes_report_every_result(tmp_path: Path) -> None:
     status, text = run(tmp_path, "--forks", "3")
     assert status == 1, text
     assert re.search(r"3 failed, 62 passed, 1 skipped, 1 xfailed, 1 warning in", text), text
@@ -108,7 +108,7 @@ def config(**given: Any) -> Any:
         ({"collectonly": True}, 0),
     ],
 )
-def test_number_of_processes(given: dict[str, Any], count: int) -> None:
+def test_options_set_the_number_of_processes(given: dict[str, Any], count: int) -> None:
     assert forks._count(config(**given)) == count
 
 

@@ -145,7 +145,7 @@ def test_no_module_imports_itself_by_way_of_others(room: str) -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_no_circle_inside_a_room(room: str) -> None:
+def test_no_package_imports_itself_in_a_circle(room: str) -> None:
     """Of imports at the top of a file, inside functions and by name."""
     files = {"wgrad." + relative(p).removesuffix(".py").replace("/", "."): p for p in python_files(room)}
     graph = {}

@@ -300,7 +300,7 @@ def test_a_user_of_the_wheel_gets_types(installed: Path, tmp_path: Path) -> None
         assert words in told, (line, told)
 
 
-def test_installed_size() -> None:
+def test_the_installed_size_is_that_of_the_readme() -> None:
     """wgrad's dependencies, and theirs, as their packages list their files (bytecode, which pip may add, left out)."""
     waiting, seen, total = ["wgrad"], set(), 0.0
     while waiting:

@@ -36,7 +36,7 @@ def test_odd_sizes_stay_and_types_take_turns() -> None:
     }
 
 
-def test_evenly_and_without() -> None:
+def test_evenly_and_without_choose_their_sets() -> None:
     names = [f"t[{i}]" for i in range(9)]
     assert Evenly(3).chosen(names) == {"t[1]", "t[4]", "t[7]"} and Evenly(20).chosen(names) == set(names)
     assert Without("[0-7]").chosen(names) == {"t[8]"}

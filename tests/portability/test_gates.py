@@ -14,7 +14,7 @@ from wgrad.wgsl.runtime import matrix_units
 
 
 @MESA.needed
-def test_the_installed_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_lifts_the_gate_of_the_installed_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = matrix_units.installed()
     if source is None or matrix_units.gate_of(source) is None:
         pytest.skip("the installed wgpu is a library whose gate is not found")

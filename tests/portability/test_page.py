@@ -84,7 +84,7 @@ def test_the_page_loads_nothing_and_holds_the_bundle() -> None:
     assert make_page(page_bundle(ONLY)) == text
 
 
-def test_page_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_a_page_cannot_take_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
     for options, message in (
         (["--only", "no such"], "--only: no case has 'no such' in its name"),

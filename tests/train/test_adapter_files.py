@@ -60,7 +60,7 @@ def test_a_broken_regular_expression_is_refused() -> None:
         match_targets("(q_proj", list(MODULES))
 
 
-def test_rank_and_alpha_patterns() -> None:
+def test_patterns_set_rank_and_scaling_of_modules() -> None:
     lora = LoraConfig(
         r=4, alpha=8.0, rank_pattern={"layers.1.mlp.up_proj": 2, "q_proj": 16}, alpha_pattern={"down_proj": 1.0}
     )

@@ -184,7 +184,7 @@ def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.
     assert found.out == "" and found.err.endswith("wgrad: interrupted\n") and list(tmp_path.iterdir()) == []
 
 
-def test_it_measures(capsys: Any) -> None:
+def test_bench_measures_each_operator(capsys: Any) -> None:
     """Without a clock of the test's: a whole run, of one operator."""
     assert main(["bench", "--device", "cpu", "--warm-up", "0", "--size", "tiny", "--op", "silu", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]

@@ -55,7 +55,7 @@ def spoken(source: str, turns=TURNS, learn=None, **special: str) -> list[str]:
         ),
     ],
 )
-def test_messages_as_transformers_hands_them_on(message: dict, seen: str) -> None:
+def test_templates_get_messages_as_from_transformers(message: dict, seen: str) -> None:
     assert ChatTemplate(SHOW, {}).render([message]) == seen + ";"
 
 
@@ -117,7 +117,7 @@ def test_what_stands_before_all_turns_does_not_count() -> None:
     assert spoken(bare, TURNS[1:2], bos_token="<s>") == ["He that héareth."]
 
 
-def test_spans_by_generation_blocks() -> None:
+def test_generation_blocks_mark_the_spans() -> None:
     source = (
         "{% for m in messages %}{{ m['role'] }}: {% if m['role'] == 'assistant' %}"
         "{% generation %}{{ m['content'] }}!{% endgeneration %}{% else %}{{ m['content'] }}{% endif %} {% endfor %}"
@@ -287,7 +287,7 @@ def test_ctrl_c_ends_both(tmp_path: Path) -> None:
         os.kill(worker, 0)
 
 
-def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
     """The process is not made by running the script again; nothing of it is left when the script ends."""
     script = tmp_path / "script.py"
     script.write_text(

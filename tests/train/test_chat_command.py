@@ -93,7 +93,7 @@ def test_turns_follow_each_other(talk: Any, model: Path, capsys: Any, monkeypatc
     assert asked[3:] == [(f"system: be brief\n{first}", 2**32 - 1)]
 
 
-def test_an_adapter_and_its_base(talk: Any, model: Path, adapter: Path, capsys: Any) -> None:
+def test_compare_shows_the_base_next_to_the_adapter(talk: Any, model: Path, adapter: Path, capsys: Any) -> None:
     prompt = "user: Hear, my son\nassistant:"
     base, own = (generated(capsys, prompt, "--model", model, *words) for words in ([], ["--adapter", adapter]))
     assert base != own

@@ -247,7 +247,7 @@ def random_template(choose: random.Random) -> tuple[str, str, str, str]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_templates(seed: int) -> None:
+def test_answers_of_random_templates_are_found(seed: int) -> None:
     choose = random.Random(seed)
     source, header, prompt, end = random_template(choose)
     said = [header.removeprefix(prompt) + turn["content"] + end for turn in TURNS[1::2]]

@@ -47,7 +47,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_well_known_templates(name: str) -> None:
+def test_well_known_templates_write_their_format(name: str) -> None:
     template = ChatTemplate(_TEMPLATES[name], SPECIAL, strict=True)
     said = [{"role": r, "content": c} for r, c in (("system", "S"), ("user", "Q"), ("assistant", "A"), ("user", "R"))]
     assert template.render(said, True) == WRITTEN[name]
@@ -153,7 +153,9 @@ def test_whoever_opens_the_adapter_uses_it(tuned: Path, capsys: pytest.CaptureFi
         model.generate("Who?", chat=True)
 
 
-def test_the_server_and_the_commands(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_server_and_the_commands_take_the_template(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = {"model": "base", "messages": TURNS[:1], "max_tokens": 1}
     with serving(model=str(tuned / "base"), chat_template="zephyr") as client:
         count = client.post("chat/completions", asked).json["usage"]["prompt_tokens"]

@@ -30,7 +30,7 @@ LONG: dict[str, Any] = {
 }
 
 
-def test_logits_loss_and_every_gradient_beyond_a_chunk(make_checkpoint: Any, device: Device) -> None:
+def test_logits_loss_and_gradients_beyond_a_chunk_are_transformers(make_checkpoint: Any, device: Device) -> None:
     """150 tokens: two chunks, and a part of a third."""
     check_against_the_oracle(make_checkpoint("Llama4ForCausalLM", **LONG), device, 150)
 
@@ -51,7 +51,7 @@ def test_chunks_begin_with_their_document(make_checkpoint: Any, device: Device) 
     assert np.abs(both[41:] - logits(ids)[41:]).max() > 1e-3
 
 
-def test_text_across_chunks(make_checkpoint: Any, card: Any) -> None:
+def test_text_across_chunks_is_transformers(make_checkpoint: Any, card: Any) -> None:
     """With a cache, and in pages, it is the text of transformers, one prompt of which ends in a second chunk."""
     folder = make_checkpoint("Llama4ForCausalLM", **LONG)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -69,7 +69,7 @@ def test_text_across_chunks(make_checkpoint: Any, card: Any) -> None:
         assert one.ids == text
 
 
-def test_pages_of_a_chunk() -> None:
+def test_a_chunk_finds_its_pages_and_places() -> None:
     device = ReferenceDevice()
     pages = np.arange(15, dtype=np.int32).reshape(3, 5)[:, ::-1].copy()
     found, places = ChunkPages(3, 5, 128, device).of(pages, np.array([127, 130, 319], np.int32))

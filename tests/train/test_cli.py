@@ -269,7 +269,7 @@ def test_a_reader_that_goes_away_is_no_error(words: list[str], unbuffered: str) 
 @PRINTS
 @BUFFERED
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
-def test_a_full_disk_behind_standard_output(words: list[str], unbuffered: str) -> None:
+def test_a_full_disk_behind_standard_output_is_an_error(words: list[str], unbuffered: str) -> None:
     with open("/dev/full", "wb") as full:
         status, errors = printing_to(full.fileno(), words, unbuffered)
     assert (status, errors) == (2, f"wgrad: error: cannot write to standard output: {os.strerror(errno.ENOSPC)}\n")
@@ -381,7 +381,7 @@ def test_devices_lists_and_chooses(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].startswith("--device auto takes ")
 
 
-def test_a_device_in_words() -> None:
+def test_devices_describes_a_gpu() -> None:
     text = describe(
         {
             "spec": "wgpu:0",
@@ -424,7 +424,7 @@ def test_a_device_in_words() -> None:
         ({"spec": "wgpu:0", "type": "DiscreteGPU", "backend": "Metal"}, "unknown: the driver does not tell"),
     ],
 )
-def test_memory_of_a_device(monkeypatch: pytest.MonkeyPatch, device: dict, words: str) -> None:
+def test_devices_says_whose_memory_it_is(monkeypatch: pytest.MonkeyPatch, device: dict, words: str) -> None:
     monkeypatch.setattr(devices, "main_memory", lambda: 16 * 2**30)
     assert f"    memory {words}" in describe({"name": "x", "usable": True, **device}).splitlines()
     monkeypatch.setattr(devices, "main_memory", lambda: None)
@@ -439,7 +439,7 @@ def test_main_memory_is_that_of_this_machine() -> None:
         assert total is not None and total <= 1024 * int(Path("/proc/meminfo").read_text().split()[1])
 
 
-def test_selftest_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_selftest_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("selftest", "--device", "cpu", "--only", "rms_norm") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("device: cpu: ")
@@ -448,7 +448,7 @@ def test_selftest_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].startswith(f"all {len(lines) - 3} passed in ")
 
 
-def test_selftest_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_selftest_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("selftest", "--device", "cpu", "--only", "rms_norm", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["failed"] == 0 and report["passed"] == len(report["results"]) > 1
@@ -456,7 +456,7 @@ def test_selftest_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"op", "direction", "dtype", "shape", "error", "limit", "ok"} <= set(report["results"][0])
 
 
-def test_package_versions_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_versions_are_known_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout has no metadata of wgrad, but the versions of other packages are still reported."""
 
     def none(name: str) -> list[str]:

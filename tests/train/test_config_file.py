@@ -95,7 +95,7 @@ def test_growth_of_queries_is_refused_where_it_is_not_supported(changes: dict[st
 
 
 @pytest.mark.all
-def test_hostile_values_in_every_family(make_config: Config) -> None:
+def test_hostile_values_are_refused_in_every_family(make_config: Config) -> None:
     texts = [json.dumps(make_config(architecture)).encode() for architecture in FAMILIES]
     accepted = 0
     for number in range(20_000):
@@ -406,7 +406,7 @@ def test_rope_keys_that_contradict_each_other_are_refused(make_config: Config) -
         parse_model_config(raw | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
 
 
-def test_time_steps_beyond_a_float(make_config: Config) -> None:
+def test_time_steps_beyond_a_float_are_refused(make_config: Config) -> None:
     raw = make_config("Mamba2ForCausalLM")
     with pytest.raises(WgradError, match="time_step_limit must be two numbers"):
         parse_model_config(raw | {"time_step_limit": [0.0, 10**400]})

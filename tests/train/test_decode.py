@@ -147,7 +147,7 @@ def test_what_is_not_yaml_is_told(text: str, message: str, tmp_path: Path) -> No
     assert str(caught.value).startswith(f"--config: {path}")
 
 
-def test_invalid_utf8_in_yaml(tmp_path: Path) -> None:
+def test_invalid_utf8_in_yaml_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(b"rank: '\xff'")
     with pytest.raises(WgradError, match="--config: .*run.yaml must be UTF-8 text; got byte 0xff at 7: "):
@@ -212,7 +212,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
         open_input(tmp_path / "pipe", "--data")
 
 
-def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_permission_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> int:
         raise PermissionError(13, "Permission denied")
 

@@ -99,7 +99,7 @@ def test_sequences_that_come_and_go_read_as_each_alone(
 @pytest.mark.oracle
 @pytest.mark.parametrize("folder", [ARCHITECTURE, MAMBA], indirect=True)
 @pytest.mark.parametrize("full", [False, True], ids=["nf4", "full"])
-def test_eight_steps_beside_torch(full: bool, folder: Path, tmp_path: Path) -> None:
+def test_eight_steps_follow_torch(full: bool, folder: Path, tmp_path: Path) -> None:
     """Of an adapter of all projections on NF4 weights, and of all parameters."""
     oracle = pytest.importorskip("tests.train.test_oracle_adapter")
     torch, device = oracle.torch, ReferenceDevice()
@@ -152,7 +152,7 @@ def test_packed_documents_and_recomputed_layers_give_the_same_gradients(folder: 
 
 
 @pytest.mark.oracle
-def test_the_text_part_of_a_multimodal_model(tmp_path: Path) -> None:
+def test_the_text_part_of_a_multimodal_model_is_trained_and_merged(tmp_path: Path) -> None:
     """As published: with a part for images and one for several tokens at once, which merging keeps. PEFT's adapters are
     of the text part, which AutoModelForCausalLM loads alone."""
     oracle, transformers = pytest.importorskip("tests.train.test_oracle_adapter"), pytest.importorskip("transformers")

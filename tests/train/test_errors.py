@@ -169,7 +169,7 @@ def options_for(model: Path, data: Path, out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
-def test_one_line_exit_2_and_nothing_written(
+def test_mistakes_end_with_one_line_status_2_and_nothing_written(
     case: Case, make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_process(), "_seconds", 0.5)  # for an endless template
@@ -195,7 +195,7 @@ def test_weights_are_compared_with_config_json_before_data_is_read(
     assert re.search(r"gate_proj.weight in .* has shape \[88, 48\]", capsys.readouterr().err)
 
 
-def test_a_full_disk(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run_with_one_line(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
     """No file may grow beyond 16 kB (as a full disk, for every process): the first checkpoint cannot be written."""
     model, out = make_checkpoint(), tmp_path / "out"
 

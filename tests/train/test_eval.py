@@ -117,7 +117,7 @@ def test_the_batches_are_those_of_a_run(
     assert 1 < alone[0].shape[1] < 1024
 
 
-def test_the_table(run: Any, text_data: Path, capsys: Any) -> None:
+def test_eval_prints_a_table(run: Any, text_data: Path, capsys: Any) -> None:
     _, out, _ = run
     found = measure(capsys, "--adapter", out, "--data", text_data)
     assert main(["eval", *SHAPE, "--adapter", str(out), "--data", str(text_data)]) == 0

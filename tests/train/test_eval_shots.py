@@ -147,7 +147,7 @@ def test_shots_are_drawn_by_the_seed_of_lm_eval_where_none_is_given() -> None:
     assert eval_options({"model": "m", "seed": 5}, shots).seed == 5
 
 
-def test_without_choices_nothing_stands_before(capsys: Any) -> None:
+def test_shots_and_chat_need_choices(capsys: Any) -> None:
     for words in (["--shots", "1"], ["--chat"]):
         assert main(["eval", "--model", "m", "--data", "d", *words]) == 2
         assert f"{words[0]}: needs --choices: add it" in capsys.readouterr().err

@@ -39,7 +39,7 @@ def test_all_is_measured_where_it_is_little_or_asked_for() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 100, 1000, sum(LENGTHS) - 1])
-def test_about_as_many_tokens_as_asked_for(limit: int) -> None:
+def test_the_subset_has_about_the_tokens_asked_for(limit: int) -> None:
     chosen = eval_subset(documents(LENGTHS), RunOptions(eval_tokens=limit))
     assert limit <= sum(map(len, chosen)) < limit + max(LENGTHS)
     assert numbers(chosen) == sorted(set(numbers(chosen)))  # in the file's order, none twice

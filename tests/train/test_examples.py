@@ -32,7 +32,9 @@ def example(name: str) -> Any:
     return module
 
 
-def test_chat_data(make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_chat_example_trains_and_answers(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = make_checkpoint()
     (model / "chat_template.jinja").write_text(CHATML)
     options = QUICK | {
@@ -48,7 +50,7 @@ def test_chat_data(make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pyte
     assert after < before and answer
 
 
-def test_continued_pretraining(
+def test_the_pretraining_example_prints_perplexity(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "text.txt"
@@ -59,13 +61,15 @@ def test_continued_pretraining(
     assert result.steps == 4 and "held out, after step 2: " in said and "with the adapter: perplexity" in said
 
 
-def test_preferences(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_the_preference_example_raises_margins(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     options = QUICK | {"max_steps": 8, "learning_rate": 0.02, "lora_r": 4}
     before, after = example("preferences").main(str(make_checkpoint()), str(tmp_path / "out"), **options)
     assert after > before + 1
 
 
-def test_gguf_to_gguf(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gguf_example_writes_a_model(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The base is a GGUF file alone; what comes out is one again, and a model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     options = QUICK | {"max_length": 32, "lora_r": 2, "eval_fraction": 0.1}
@@ -80,7 +84,7 @@ def test_gguf_to_gguf(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypat
         assert loaded.score("still waters run deep").loss > 0
 
 
-def test_own_operator(device: Any) -> None:
+def test_the_operator_example_runs(device: Any) -> None:
     module = example("squared_relu")
     assert module.gradient_error(device) < (LIMIT if device.name == "cpu" else 1e-5)
     forward = module.compute
@@ -88,7 +92,7 @@ def test_own_operator(device: Any) -> None:
     assert module.gradient_error(device) > 1e-3  # it would find a gradient that is wrong
 
 
-def test_notebook(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in order, in one namespace; the format is the one that notebooks have."""
     notebook = json.loads((EXAMPLES / "first_finetune.ipynb").read_text(encoding="utf-8"))
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)

@@ -78,7 +78,7 @@ def test_a_run_outlives_output_that_ends_at_any_line(number: int, tiny: Path, mo
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_an_encoding_without_the_sample_s_characters(
+def test_samples_are_escaped_where_the_encoding_lacks_them(
     encoding: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = io.BytesIO()
@@ -91,7 +91,7 @@ def test_an_encoding_without_the_sample_s_characters(
         assert (tiny / "out" / name).read_bytes() == (tiny / "whole" / name).read_bytes(), name
 
 
-def test_no_output_at_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_output_is_the_same(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that was started with both descriptors closed."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
@@ -166,7 +166,9 @@ def test_generation_ends_when_nobody_takes_its_text(
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_text_beyond_the_encoding(encoding: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_text_beyond_the_encoding_is_escaped(
+    encoding: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
     monkeypatch.setattr(sys, "stdout", stream)

@@ -138,7 +138,7 @@ def test_help_names_defaults_and_choices() -> None:
 
 
 @pytest.mark.parametrize("words", [["q_proj,v_proj"], ["q_proj", "v_proj"], ["q_proj,", "v_proj", "q_proj"]])
-def test_modules_with_commas_or_spaces(words: list[str]) -> None:
+def test_modules_are_split_at_commas_or_spaces(words: list[str]) -> None:
     assert needed("--target-modules", *words).target_modules == ("q_proj", "v_proj")
 
 
@@ -251,7 +251,7 @@ def test_python_needs_what_the_command_needs(name: str) -> None:
         ("--objective dpo --loss-on all", "--loss-on: would be ignored: preferences and labels are of completions"),
     ],
 )
-def test_an_option_of_another_objective(words: str, message: str) -> None:
+def test_an_option_of_another_objective_is_refused(words: str, message: str) -> None:
     with pytest.raises(WgradError, match=message):
         needed(*words.split())
 

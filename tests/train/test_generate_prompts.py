@@ -239,7 +239,9 @@ def test_an_encoding_without_the_character_still_gives_json(
     assert json.loads(raw.getvalue())["prompt"] == "é→"
 
 
-def test_prompts_on_standard_input(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_prompts_are_read_from_standard_input(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     lines = io.BufferedReader(io.BytesIO(b'{"prompt": "the quick"}\n'))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(lines, encoding="ascii"))
     assert generate("--model", make_checkpoint(), "--prompts", "-") == 0

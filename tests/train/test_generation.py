@@ -117,7 +117,9 @@ def test_tokens_cost_the_host_nothing_but_reading_them_in_blocks(
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Gemma2ForCausalLM"])
-def test_prompts_of_different_lengths_at_once(architecture: str, make_checkpoint: Any, device: Device) -> None:
+def test_prompts_of_different_lengths_give_the_text_of_each_alone(
+    architecture: str, make_checkpoint: Any, device: Device
+) -> None:
     """As one by one, with windows, soft-caps and an end in the middle of one of them."""
     options = {"sliding_window": 5} if architecture != "LlamaForCausalLM" else {}
     model = model_for(make_checkpoint(architecture, **options), device)

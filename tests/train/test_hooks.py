@@ -74,7 +74,7 @@ def test_a_run_goes_on_with_its_own_loss_alone(model: str, tmp_path: Path) -> No
         wgrad.finetune(**more | {"out": tmp_path / "usual", "loss": cross_entropy})
 
 
-def test_the_whole_model_by_its_logits(model: str, tmp_path: Path) -> None:
+def test_the_whole_model_trains_by_its_logits(model: str, tmp_path: Path) -> None:
     """The output layer is trained too, of which token_losses has no gradient."""
     more: dict[str, Any] = {"full": True, "learning_rate": 1e-3}
     options = {name: value for name, value in OPTIONS.items() if name != "lora_r"} | more

@@ -119,7 +119,7 @@ def test_what_a_fetch_noted_is_taken_and_a_file_that_is_gone_is_fetched_anew(
     assert data_set_files("org/name", "--data")[0] == [path]
 
 
-def test_what_another_tool_left_in_the_cache(cache: Path) -> None:
+def test_shards_that_another_tool_cached_are_taken(cache: Path) -> None:
     """All shards: taken. One is missing, or nobody knows: taken only where the hub cannot be asked, and said."""
     shards = [name for name in FILES if "train-" in name]
     folder = fill(cache, *shards)

@@ -117,7 +117,7 @@ def imported(tmp_path: Path, text: str, capsys: Any) -> tuple[dict[str, Any], di
     return yaml.safe_load((tmp_path / "ours.yaml").read_text()), reasons
 
 
-def test_axolotl(tmp_path: Path, capsys: Any) -> None:
+def test_options_of_axolotl_are_imported(tmp_path: Path, capsys: Any) -> None:
     found, left = imported(tmp_path, AXOLOTL, capsys)
     assert found == {
         "model": "NousResearch/Llama-3.2-1B", "data": ["org/set:train"], "columns": ["messages=conversation"],
@@ -131,7 +131,7 @@ def test_axolotl(tmp_path: Path, capsys: Any) -> None:
     assert left["flash_attention"] == "PyTorch's kernels are chosen by it, and wgrad has its own"
 
 
-def test_llama_factory(tmp_path: Path, capsys: Any) -> None:
+def test_options_of_llama_factory_are_imported(tmp_path: Path, capsys: Any) -> None:
     found, left = imported(tmp_path, FACTORY, capsys)
     assert found["objective"] == "orpo" and found["beta"] == 0.1 and found["chat_template"] == "llama3"
     assert (found["lora_r"], found["lora_alpha"]) == (8, 16.0) and "data" not in found
@@ -153,7 +153,7 @@ def test_the_files_of_llama_factorys_names(tmp_path: Path, capsys: Any) -> None:
     assert "dataset" in imported(tmp_path, text.replace("two", "three"), capsys)[1]  # which it does not know
 
 
-def test_trl(tmp_path: Path, capsys: Any) -> None:
+def test_options_of_trl_are_imported(tmp_path: Path, capsys: Any) -> None:
     found, left = imported(tmp_path, TRL, capsys)
     assert found["data"] == ["trl-lib/Capybara:train"] and found["quantize"] is False and found["seed"] == 42
     assert found["lora_dropout"] == 0.05 and found["gradient_accumulation_steps"] == 1

@@ -23,7 +23,7 @@ def record(step: int, **more) -> dict:
 
 
 # ---- metrics.jsonl -----------------------------------------------------------------------------
-def test_one_object_a_step_at_once_on_the_disk(tmp_path: Path) -> None:
+def test_each_step_is_a_line_on_the_disk_at_once(tmp_path: Path) -> None:
     with MetricsFile(tmp_path) as metrics:
         for step in (1, 2, 3):
             metrics.write(record(step))
@@ -196,6 +196,6 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     assert min(abs(mantissa - m) for m in (1, 2, 5)) < 1e-3
 
 
-def test_saving_the_picture(tmp_path: Path) -> None:
+def test_the_loss_curve_is_saved_as_svg(tmp_path: Path) -> None:
     save_loss_curve(tmp_path / "loss.svg", falling(5))
     assert (tmp_path / "loss.svg").read_text(encoding="utf-8").startswith("<svg ")

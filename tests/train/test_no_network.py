@@ -67,7 +67,7 @@ def cached(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.
     return folder / "snapshots" / ("0" * 40)
 
 
-def test_a_model_in_the_cache_of_the_hub(cached: Path, tmp_path: Path, no_network: list[str]) -> None:
+def test_a_model_in_the_cache_needs_no_network(cached: Path, tmp_path: Path, no_network: list[str]) -> None:
     run("org/name", tmp_path)
     assert no_network == []
 

@@ -74,7 +74,7 @@ def test_ten_conversations_are_rendered_alike(name: str, adds_bos: bool, of: Any
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", ["llama3_2", "qwen2_5", "qwen3", "gemma3", "phi3_5", "gptoss", "deepseekv3", "cohere"])
-def test_templates_of_real_models(name: str) -> None:
+def test_templates_of_real_models_are_derived(name: str) -> None:
     """As TRL has them; its folder is found without importing it."""
     found = importlib.util.find_spec("trl")
     if found is None or found.origin is None:
@@ -96,7 +96,7 @@ def test_what_has_no_system_message(of: Any) -> None:
     assert ".System" not in found.text
 
 
-def test_no_chat_template(of: Any) -> None:
+def test_without_a_chat_template_the_prompt_stands_alone(of: Any) -> None:
     assert ollama_template(of(None)).text == "{{ .Prompt }}"
 
 

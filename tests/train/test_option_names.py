@@ -50,7 +50,7 @@ FIELDS = [f.name for f in dataclasses.fields(RunOptions)]
         ("--pref-beta", "--beta"),
     ],
 )
-def test_an_option_of_another_tool(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finetune_guesses_an_option_of_another_tool(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["finetune", word]) == 2
     error = capsys.readouterr().err
     assert error.endswith(f"{word.split('=')[0]} (did you mean {meant}?): see wgrad finetune --help\n")
@@ -60,7 +60,7 @@ def test_an_option_of_another_tool(word: str, meant: str, capsys: pytest.Capture
     ("word", "meant"),
     [("--max-tokens", "--max-new-tokens"), ("--temp", "--temperature"), ("--lora", "--adapter"), ("-p", "--prompt")],
 )
-def test_an_option_of_another_tool_for_generate(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_guesses_an_option_of_another_tool(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", word, "x"]) == 2
     assert f"(did you mean {meant}?)" in capsys.readouterr().err
 
@@ -77,7 +77,7 @@ def test_an_option_of_another_tool_for_generate(word: str, meant: str, capsys: p
         ("zzzz", ": see wgrad finetune --help"),
     ],
 )
-def test_a_key_of_another_tool(key: str, words: str) -> None:
+def test_a_key_of_another_tool_is_guessed(key: str, words: str) -> None:
     with pytest.raises(WgradError) as caught:
         config_from_mapping({key: 1}, "--config: c.yaml")
     assert str(caught.value) == f"--config: c.yaml: unknown key {key!r}{words if words[0] == ':' else ' ' + words}"

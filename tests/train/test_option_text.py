@@ -106,7 +106,7 @@ LOCALES = [
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows passes no bytes")
 @pytest.mark.parametrize("environment", LOCALES, ids=["C", "ascii", "latin-1"])
-def test_prompts_of_bytes(make_checkpoint: Callable[..., Path], environment: dict[str, str]) -> None:
+def test_prompts_are_utf_8_in_every_locale(make_checkpoint: Callable[..., Path], environment: dict[str, str]) -> None:
     """UTF-8 is taken, whatever the locale; other bytes are refused by name."""
     model = str(make_checkpoint())
     text = "naïve → \U0001f600"
@@ -134,7 +134,7 @@ def test_texts_of_a_run(capsys: pytest.CaptureFixture[str], in_folder: Path, opt
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_generate_to_a_full_disk(make_checkpoint: Callable[..., Path]) -> None:
+def test_generate_reports_a_full_disk(make_checkpoint: Callable[..., Path]) -> None:
     code = "import sys; from wgrad.train.commands.cli import main; sys.exit(main())"
     with open("/dev/full", "wb") as full:
         words = [sys.executable, "-c", code, *GENERATE, "--model", str(make_checkpoint()), "--prompt", "x"]

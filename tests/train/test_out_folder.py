@@ -99,7 +99,9 @@ def test_a_damaged_note_is_no_hindrance(contents: bytes, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
-def test_a_file_system_without_locks(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_still_keeps_runs_apart(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As some network file systems: the file itself is the lock there."""
 
     def refuse(self: Any) -> None:

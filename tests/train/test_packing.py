@@ -64,7 +64,7 @@ def test_a_length_that_no_row_holds(length: int) -> None:
         pack_documents([3, length], 10)
 
 
-def test_a_batch_to_the_letter() -> None:
+def test_a_batch_has_ids_targets_positions_and_starts() -> None:
     a = Document(np.array([10, 11, 12], np.int32), np.array([True, False, True]))
     b = Document(np.array([20, 21], np.int32), np.array([False, True]))
     batch = make_batch([[a, b]], 2, 7, pad_id=9)

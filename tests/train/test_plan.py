@@ -127,7 +127,7 @@ def test_samples_lie_where_steps_have_their_arrays(
     assert borrowed == {plan_module.__name__: [True], evaluation.__name__: [True, True]}
 
 
-def test_more_tokens_more_activations_and_checkpointing_fewer(make_checkpoint: Any, fresh: Any) -> None:
+def test_activations_grow_with_tokens_and_shrink_with_checkpointing(make_checkpoint: Any, fresh: Any) -> None:
     folder = make_checkpoint()
 
     def activations(**options: Any) -> int:

@@ -89,7 +89,7 @@ def test_the_answers_of_a_pair_begin_at_one_place(tokenizer: Tokenizer, write_li
         assert no[0].endswith(HEAD) and no[1].startswith("No, and never was.<|im_end|>")
 
 
-def test_a_pair_among_other_columns(tokenizer: Tokenizer, write_lines: Any) -> None:
+def test_empty_columns_next_to_a_pair_are_ignored(tokenizer: Tokenizer, write_lines: Any) -> None:
     data = load(write_lines({"messages": None, "chosen": "a b", "rejected": "a bc", "prompt": None}), tokenizer)
     assert answers(data, tokenizer) == [("<s>a", " b</s>"), ("<s>a", " bc</s>")]
 
@@ -161,7 +161,7 @@ def document(length: int, label: int = 0) -> Document:
     return Document(np.arange(1, length + 1, dtype=np.int32), np.arange(length) >= 2, label=label)
 
 
-def test_rows_of_a_batch() -> None:
+def test_a_batch_has_chosen_rows_before_rejected_ones() -> None:
     pairs = [Pair(document(5), document(7)), Pair(document(6), document(4))]
     batch = preference_batch(pairs, 3, 8)
     assert batch.ids.shape == (6, 8) and batch.num_targets == 2 and batch.num_tokens == 22

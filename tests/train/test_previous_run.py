@@ -85,7 +85,7 @@ def test_the_new_schedule_is_said(run: Runner, tmp_path: Path) -> None:
     assert read_steps(out / "metrics.jsonl")[4]["lr"] == rate
 
 
-def test_more_epochs_prolong_as_well(run: Runner, tmp_path: Path) -> None:
+def test_more_epochs_prolong_a_finished_run(run: Runner, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(out, "--gradient-accumulation-steps", "8") == 0
     steps = json.loads((out / "results.json").read_text())["steps"]
@@ -156,7 +156,7 @@ def test_an_option_that_a_finished_run_would_ignore(run: Runner, tmp_path: Path)
         (["--eval-data", "E", "--eval-fraction", "0.2"], "--eval-fraction", "--eval-data is what is held out"),
     ],
 )
-def test_an_option_without_effect_beside_another(
+def test_an_option_without_effect_beside_another_is_refused(
     words: list[str], option: str, reason: str, run: Runner, tmp_path: Path
 ) -> None:
     assert run(tmp_path / "out", *words, rank=False) == 2

@@ -64,7 +64,7 @@ def test_a_line_each_log_every_steps_and_at_the_end() -> None:
     assert "\x1b" not in display.out.getvalue()
 
 
-def test_no_more_than_a_line_a_second() -> None:
+def test_progress_prints_at_most_a_line_a_second() -> None:
     with training(1001, 1) as (display, update):
         for step in range(1, 1002):
             display.time.now += 0.01
@@ -72,7 +72,7 @@ def test_no_more_than_a_line_a_second() -> None:
     assert 9 <= len(display.lines) <= 12 and display.lines[-1].startswith("step 1001/1001")
 
 
-def test_no_silence_in_long_steps_or_between_them() -> None:
+def test_long_steps_print_lines_in_between() -> None:
     """--logging-steps is 100, a step takes 7 s: a line every other step; and one while a single step takes minutes."""
     with training(100, 100) as (display, update):
         for step in (1, 2, 3, 4):

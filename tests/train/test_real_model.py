@@ -127,7 +127,7 @@ def test_held_out_loss_is_that_of_transformers(model: Path, theirs: Any, held_ou
     assert found["base"]["nats"] == pytest.approx(total / count, rel=1e-5)
 
 
-def test_twenty_steps_beside_peft_on_bitsandbytes(
+def test_twenty_steps_follow_peft_on_bitsandbytes(
     converted: Path, held_out: Any, cpu: Device, nf4_values: Values, tmp_path: Path
 ) -> None:
     """Each quantizes the model to NF4 with double quantization itself; both compute in float32."""

@@ -44,7 +44,7 @@ class Wrong(ReferenceDevice):
         return np.full_like(x, np.nan)
 
 
-def test_the_device() -> None:
+def test_a_report_describes_the_device() -> None:
     part = gathered(describe_device(ReferenceDevice()))
     assert part["name"] == "cpu" and part["facts"]["name"] and part["fastest_compute"] == "float32"
     assert part["lacks"] == [] and part["details"] == {} and part["identity"]
@@ -57,7 +57,7 @@ def test_the_self_test_has_every_operator_first() -> None:
     assert len(set(kinds[:count])) == count < len(kinds) == len(cases)
 
 
-def test_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_lists_failed_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_parts, "CHUNK", 2)
     chosen = [c for c in report_parts.selftest_cases(ReferenceDevice()) if c.op in ("silu", "scale")][:4]
     monkeypatch.setattr(report_parts, "selftest_cases", lambda device: chosen)
@@ -71,7 +71,7 @@ def test_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     assert part["left"] == len(chosen) and "cases" not in part
 
 
-def test_the_rates(at_once: None) -> None:
+def test_a_report_measures_within_its_time(at_once: None) -> None:
     part = gathered(rates(ReferenceDevice(), "tiny", seconds=-1.0))
     assert part["left"] > 20 and "rows" not in part
     assert {roof["name"] for roof in part["roofs"]} == {"memory", "float32"}
@@ -130,7 +130,7 @@ def test_the_fine_tune_is_the_same_in_numpy(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("loss", [5.1, float("nan")])
-def test_a_wrong_fine_tune(loss: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_wrong_fine_tune_is_reported(loss: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("compute: float32\n")
     losses = iter(([5.0, loss], [5.0, 5.0]))
 
@@ -264,7 +264,9 @@ def report(tmp_path: Path) -> tuple[int, dict[str, Any]]:
     return status, json.loads(out.read_text(encoding="utf-8"))
 
 
-def test_the_report(parts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_is_summarized_and_written(
+    parts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, found = report(tmp_path)
     assert status == 0 and found["wgrad"] == wgrad.__version__ and found["system"]["cpus"]
     assert found["summary"]["times_cpu"] == 800.0 and found["summary"]["right"] is True
@@ -314,12 +316,14 @@ def test_a_file_that_cannot_be_written_is_told_first(
         (["Documentation, https://d", "Source, https://x.org/a/b/"], "https://x.org/a/b/issues/new?template="),
     ],
 )
-def test_where_it_goes(urls: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_sent_to_the_address_of_the_project(
+    urls: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(report_gpu.metadata, "metadata", lambda name: SimpleNamespace(get_all=lambda key: urls))
     assert said in where_to_send()
 
 
-def test_the_former_spelling(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_selftest_report_still_runs_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen = list[Any]()
 
     def run(*given: Any) -> int:

@@ -38,7 +38,7 @@ def test_it_rises_then_falls_and_every_step_moves(schedule: str, warmup: float) 
         assert rest[0] == 0.5
 
 
-def test_shapes_after_the_warmup() -> None:
+def test_schedules_have_their_shapes_after_the_warmup() -> None:
     assert rates(10, lr_scheduler_type="constant", warmup_steps=0) == [0.5] * 10
     assert rates(10, lr_scheduler_type="linear", warmup_steps=0) == pytest.approx(
         [0.5 * (10 - i) / 10 for i in range(10)]

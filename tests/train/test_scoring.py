@@ -34,7 +34,9 @@ def test_the_bits_are_those_of_the_loss(rng: np.random.Generator, cpu: Any) -> N
         assert few.top.shape == few.top_ids.shape == (9, min(count, 301)) and (np.diff(few.top) <= 0).all()
 
 
-def test_a_text_token_by_token(make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_and_logits_are_those_of_generate(
+    make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_checkpoint()
     model = build_frozen(load_model_config(folder), folder, device, positions=64)
     sampling = Sampling(temperature=1.0, top_p=0.9, seed=5)

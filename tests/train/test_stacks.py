@@ -81,7 +81,7 @@ def test_loss_and_gradients_are_those_of_each_projection_by_itself(lora: LoraCon
     _compare(ReferenceDevice(), lora, stacks)
 
 
-def test_stacks_on_wgpu(wgpu_device: Any) -> None:
+def test_stacks_are_the_same_on_wgpu(wgpu_device: Any) -> None:
     _compare(wgpu_device, LoraConfig(r=8, alpha=16.0), 4)
 
 

@@ -81,7 +81,9 @@ def test_a_run_and_its_resumption(
     assert finetune(content, "pipe", "--resume", "--max-steps", "4") == 0 and copied_files() == [copy]
 
 
-def test_held_out_data_and_parquet(finetune: Callable[..., int], text_data: Path, capsys: Any) -> None:
+def test_held_out_parquet_is_read_from_standard_input(
+    finetune: Callable[..., int], text_data: Path, capsys: Any
+) -> None:
     parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     table = io.BytesIO()
     parquet.write_table(arrow.table({"text": ["better late than never"] * 4}), table)

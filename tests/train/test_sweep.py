@@ -78,7 +78,7 @@ def test_an_interrupted_sweep_goes_on(words: list[str], tmp_path: Path, monkeypa
     assert ran == [("001", False), ("002", False), ("002", True)]
 
 
-def test_fewer_combinations_than_trials(words: list[str], monkeypatch: Any, capsys: Any) -> None:
+def test_fewer_combinations_than_trials_are_noted(words: list[str], monkeypatch: Any, capsys: Any) -> None:
     """A note says so: without one it seems that the other trials were lost."""
 
     def run(config: Any, caller: Any) -> int:

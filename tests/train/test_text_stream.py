@@ -100,7 +100,7 @@ def test_a_prompt_that_ends_within_a_character_does_not_come_back() -> None:
 
 
 @pytest.mark.parametrize("text", ["A wise son \ufffd", "broken: \ufffd\ufffd", "\ufffd", "知恵 \U0001f600"])
-def test_prompts_of_any_text(text: str) -> None:
+def test_text_after_any_prompt_is_decoded_alone(text: str) -> None:
     tokenizer = load_tokenizer(Path(__file__).parents[2] / "examples" / "base_model")
     prompt, ids = tokenizer.encode(text), tokenizer.encode(" héareth 知", add_special_tokens=False)
     assert tokenizer.decode_after(prompt, ids) == " héareth 知"

@@ -32,7 +32,7 @@ TURNS = [
 
 
 # ---- files -------------------------------------------------------------------------------------
-def test_special_tokens_as_text_or_object(make_tokenizer) -> None:
+def test_special_tokens_are_text_or_objects(make_tokenizer) -> None:
     folder = make_tokenizer(eos_token={"content": "<|im_end|>", "lstrip": False}, pad_token=None)
     tokenizer = load_tokenizer(folder)
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 4, None)
@@ -54,7 +54,7 @@ def test_special_tokens_map_where_the_configuration_says_nothing(make_tokenizer)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (None, 1)
 
 
-def test_missing_and_broken_files(tmp_path: Path, make_tokenizer) -> None:
+def test_missing_and_broken_files_are_explained(tmp_path: Path, make_tokenizer) -> None:
     with pytest.raises(WgradError, match="has no tokenizer.json: copy"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"x")
@@ -69,7 +69,7 @@ def test_missing_and_broken_files(tmp_path: Path, make_tokenizer) -> None:
         load_tokenizer(folder)
 
 
-def test_a_tokenizer_with_more_ids_than_the_model(make_tokenizer) -> None:
+def test_ids_beyond_the_model_are_refused_in_texts_alone(make_tokenizer) -> None:
     """Only texts with an id beyond the model's are refused."""
     tokenizer = load_tokenizer(make_tokenizer())
     last = tokenizer.token_text(399)
@@ -263,7 +263,7 @@ def template(*ids: int) -> dict:
         {"type": "Sequence", "processors": [template(0), template(401)]},
     ],
 )
-def test_a_post_processor_with_ids_of_no_token(make_tokenizer, processor: dict) -> None:
+def test_a_post_processor_with_ids_of_no_token_is_refused(make_tokenizer, processor: dict) -> None:
     folder = change(make_tokenizer(), post_processor=processor)
     with pytest.raises(WgradError, match=r"^--model: .*tokenizer.json: post_processor names the id \d+, which none of"):
         load_tokenizer(folder)
@@ -348,7 +348,7 @@ def test_what_lengthens_a_text_beyond_measure(
         load_tokenizer(folder)
 
 
-def test_a_long_prefix_of_every_token(make_tokenizer) -> None:
+def test_a_long_prefix_of_every_token_is_refused(make_tokenizer) -> None:
     folder = make_tokenizer()
     data = json.loads((folder / "tokenizer.json").read_text())
     data["model"]["continuing_subword_prefix"] = "a" * 999
@@ -472,7 +472,7 @@ def test_rules_of_known_tokenizers_are_accepted(steps: list[dict]) -> None:
 @pytest.mark.parametrize(
     "text", ["x\ud800", "\udce9t\udce9", "\U0001f600".encode("utf-16-le")[:2].decode("utf-16-le", "surrogatepass")]
 )
-def test_half_of_a_surrogate_pair(make_tokenizer, text: str) -> None:
+def test_half_of_a_surrogate_pair_is_refused(make_tokenizer, text: str) -> None:
     with pytest.raises(
         WgradError,
         match=r"character \d of the text is U\+D[89C-F]..",
@@ -518,7 +518,7 @@ def test_ctrl_c_is_no_error_of_the_library(make_tokenizer) -> None:
 @pytest.mark.parametrize(
     ("name", "line"), [("chat_template.jinja", 2), ("additional_chat_templates/tool_use.jinja", 2)]
 )
-def test_a_template_file_in_another_encoding(make_tokenizer, name: str, line: int) -> None:
+def test_a_template_file_in_another_encoding_is_refused(make_tokenizer, name: str, line: int) -> None:
     folder = make_tokenizer()
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes("x\n{{ 'é' }}".encode("latin-1"))

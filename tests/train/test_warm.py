@@ -82,7 +82,7 @@ def test_only_the_model_is_needed_and_options_are_those_of_a_run(
 
 
 @pytest.mark.parametrize("platform", ["linux", "win32", "darwin"])
-def test_folders_of_every_system(platform: str, tmp_path: Path) -> None:
+def test_the_driver_caches_of_every_system_are_known(platform: str, tmp_path: Path) -> None:
     code = (
         f"import os, sys; sys.path[:] = {sys.path!r}; sys.platform = {platform!r}\n"
         f"os.confstr = lambda name: {str(tmp_path)!r}\n"

@@ -54,7 +54,7 @@ def check(case: Case, device: Any) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_case(case: Case, device: WgpuDevice) -> None:
+def test_cases_are_within_their_limits(case: Case, device: WgpuDevice) -> None:
     if "float16" in case.dtype and not device.float16:
         pytest.skip("the device has no float16")
     check(case, device)
@@ -67,7 +67,9 @@ def test_the_last_query_that_sees_a_key_begins_a_tile(device: WgpuDevice) -> Non
 
 
 @pytest.mark.parametrize(("tile", "width", "prefetch", "backward"), sorted(TILES, key=repr), ids=repr)
-def test_every_tile_of_the_tables(tile: Tile, width: int, prefetch: bool, backward: bool, planned: WgpuDevice) -> None:
+def test_every_tile_of_the_tables_is_within_the_limits(
+    tile: Tile, width: int, prefetch: bool, backward: bool, planned: WgpuDevice
+) -> None:
     """Packed documents and a window over three tiles, so that whole, masked and skipped tiles all occur."""
     tile = dataclasses.replace(tile, prefetch=prefetch)
     planned.attention_plan = Plan(tile, tile, tile, wanted_groups=1)
@@ -79,7 +81,7 @@ def test_every_tile_of_the_tables(tile: Tile, width: int, prefetch: bool, backwa
 
 
 @pytest.mark.parametrize(("memory", "backward"), [(32_768, False), (16_384, True)])
-def test_heads_of_512(memory: int, backward: bool, planned: WgpuDevice) -> None:
+def test_heads_of_512_are_within_the_limits(memory: int, backward: bool, planned: WgpuDevice) -> None:
     chosen = plan(512, memory)
     assert chosen is not None
     planned.attention_plan = dataclasses.replace(chosen, wanted_groups=1)
@@ -88,7 +90,7 @@ def test_heads_of_512(memory: int, backward: bool, planned: WgpuDevice) -> None:
 
 @pytest.mark.parametrize("wanted", [1, 7, 40, 10_000])
 @pytest.mark.parametrize("backward", [False, True])
-def test_splits(wanted: int, backward: bool, planned: WgpuDevice) -> None:
+def test_splits_are_within_the_limits(wanted: int, backward: bool, planned: WgpuDevice) -> None:
     chosen = plan(64, 16_384)
     assert chosen is not None
     planned.attention_plan = dataclasses.replace(chosen, wanted_groups=wanted)
@@ -149,7 +151,7 @@ def _all(device: WgpuDevice, x: dict[str, np.ndarray], scale: float) -> list[np.
     return [device.download(r) for r in (o, lse, *grads)]
 
 
-def test_batches_larger_than_a_binding(device: WgpuDevice) -> None:
+def test_batches_larger_than_a_binding_have_the_same_bits(device: WgpuDevice) -> None:
     """One batch element of q takes 20,480 bytes; two fit a binding of 49,152, so that five take three dispatches."""
     x = _inputs((5, 32, 2, 1, 80))
     small = bind(WgpuDevice)(max_binding_bytes=49_152)
@@ -164,7 +166,7 @@ def test_a_row_larger_than_a_binding_is_refused() -> None:
         _all(small, x, 0.1)
 
 
-def test_same_bits_twice(device: WgpuDevice) -> None:
+def test_attention_gives_the_same_bits_twice(device: WgpuDevice) -> None:
     x = _inputs((1, 301, 6, 2, 64))
     for first, second in zip(_all(device, x, 0.125), _all(device, x, 0.125)):
         np.testing.assert_array_equal(first, second)

@@ -53,7 +53,9 @@ def few_cases() -> list[Case]:
 
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("case", few_cases(), ids=lambda case: case.name)
-def test_case(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int) -> None:
+def test_cases_run_on_their_kernels_within_the_limits(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int
+) -> None:
     monkeypatch.setattr(matrix_device, "lanes", lanes)
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"

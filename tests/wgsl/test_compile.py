@@ -55,11 +55,11 @@ not one
         ({"A": 0, "KIND": 2}, ["not a", "never with a", "not one"]),
     ],
 )
-def test_conditions(constants, wanted) -> None:
+def test_conditions_choose_their_lines(constants, wanted) -> None:
     assert lines(CONDITIONS, **constants) == wanted
 
 
-def test_unroll() -> None:
+def test_unroll_repeats_its_lines() -> None:
     text = "#unroll i 2\nlet x$i = y[$iu];\n#unroll j N\nz$i$j\n#end\n#end"
     assert lines(text, N=2) == ["let x0 = y[0u];", "z00", "z01", "let x1 = y[1u];", "z10", "z11"]
     assert lines("#unroll i N\n#if A\n$i\n#endif\n#end", N=3, A=False) == []

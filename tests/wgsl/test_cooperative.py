@@ -112,7 +112,7 @@ def test_only_variants_that_were_checked_are_used(
             cooperative.choose_variants(device, "a card")
 
 
-def test_the_table_of_radv() -> None:
+def test_the_table_of_radv_has_no_spilled_registers() -> None:
     """Committed: every kernel on tensor cores in waves of 64 with WMMA, and no spilled vector registers anywhere."""
     results = (ROOT / "bench/results/radv.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in results]
@@ -125,7 +125,7 @@ def test_the_table_of_radv() -> None:
             assert f"| {row['gpu']} | {row['mesa']} | `{row['kernel']}` | {row['variants']} | 64 | " in note
 
 
-def test_the_table_of_anv() -> None:
+def test_the_table_of_anv_spills_in_one_kernel_alone() -> None:
     """Committed: on Intel's GPUs no kernel spills but attention's backward with heads of 10 elements."""
     results = (ROOT / "bench/results/anv.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in results]

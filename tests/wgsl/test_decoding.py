@@ -34,7 +34,7 @@ def draw(device, logits: np.ndarray, number: float, setting: tuple[Any, ...]) ->
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("vocab", [1, 7, 255, 256, 300, 5003])
-def test_sample_over_the_whole_range(vocab, setting, wgpu_device, rng) -> None:
+def test_sample_draws_the_tokens_of_the_reference(vocab, setting, wgpu_device, rng) -> None:
     """The same tokens as the reference, for numbers in the middle of a token's stretch of the cumulative sum."""
     logits = (3 * rng.standard_normal(vocab)).astype(np.float32)
     reference = ReferenceDevice()
@@ -71,7 +71,7 @@ def test_the_end_of_a_step_and_several_texts(case: Case, wgpu_device) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize(("groups", "width"), [(2, 8), (1, 5), (3, 64)])
-def test_kv_append(groups, width, dtype, wgpu_device, rng) -> None:
+def test_kv_append_leaves_out_what_is_past_the_end(groups, width, dtype, wgpu_device, rng) -> None:
     cache = rng.standard_normal((2, 9, groups, width)).astype(dtype)
     new = rng.standard_normal((2, 3, groups, width)).astype(dtype)
     for first in (0, 4, 6, 8):

@@ -43,7 +43,7 @@ def test_several_dispatches_give_the_same_bits(
     ("op", "options"),
     [("delta_rule", {"key_heads": 2, "key_dim": 16}), ("ssd", {"groups": 2, "state_dim": 16})],
 )
-def test_a_sequence_of_several_segments(
+def test_several_segments_are_within_the_limits(
     op: str, options: dict[str, int], wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The states between them are kept for the backward, where there is none given."""
@@ -63,7 +63,7 @@ def test_a_sequence_of_several_segments(
     assert check_case(CASES[f"{op}/{STATE}"], wgpu_device).ok
 
 
-def test_little_workgroup_memory_and_few_registers(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_workgroup_memory_and_few_registers_suffice(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgpu_device, "few_registers", True)
     monkeypatch.setattr(wgpu_device, "workgroup_bytes", 16 << 10)
     assert all(check_case(CASES[name], wgpu_device).ok for name in (FORWARD, BACKWARD, SSD_BACKWARD))

@@ -51,14 +51,16 @@ def named(found: list[Case], *names: str) -> list[Case]:
     + named(cases(), "linear_nf4/epilogue double/70x131x72"),
     ids=lambda case: case.name,
 )
-def test_products(case: Case, tiled: bool, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmuls_in_parts_have_the_same_bits(
+    case: Case, tiled: bool, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gemm_tile, "MAIN", Tile(32, 32, 8, 1, 1))
     device = bind(WgpuDevice)()
     device.software = not tiled
     same_bits_in_parts(case, device, monkeypatch, "gemm" if tiled else "gemm_direct")
 
 
-def test_products_of_8_bits(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmuls_of_8_bits_in_parts_have_the_same_bits(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     device = bind(WgpuDevice)()
     device.round_products()
     case = next(case for case in int8_cases(device.float16) if "nf4" in case.name)
@@ -67,7 +69,9 @@ def test_products_of_8_bits(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("window", [0, 61])
-def test_attention(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch, backward: bool, window: int) -> None:
+def test_attention_in_parts_has_the_same_bits(
+    wgpu_device: Any, monkeypatch: pytest.MonkeyPatch, backward: bool, window: int
+) -> None:
     case = attention_case("parts", (2, 133, 4, 2, 20), F32, documents=3, window=window, backward=backward)
     shaders = ("attention_backward_dq", "attention_backward_dkv") if backward else ("attention",)
     same_bits_in_parts(case, wgpu_device, monkeypatch, *shaders)

@@ -24,7 +24,7 @@ OPERATORS = {
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 @pytest.mark.parametrize("shape", [(601, 60), (331, 123)], ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_arrays_larger_than_a_binding(name, shape, dtype, narrow, compare, rng) -> None:
+def test_arrays_larger_than_a_binding_are_computed_in_windows(name, shape, dtype, narrow, compare, rng) -> None:
     inputs = {
         "a": rng.standard_normal(shape).astype(dtype),
         "b": rng.standard_normal(shape).astype(dtype),

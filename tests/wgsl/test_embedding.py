@@ -24,7 +24,7 @@ def test_gather_is_exact(shape, table_dtype, wgpu_device, narrow, rng) -> None:
 
 @pytest.mark.parametrize(("vocab", "columns", "tokens"), [(700, 64, 130), (301, 61, 250), (5, 1301, 12), (3, 8, 700)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_backward(vocab, columns, tokens, dtype, wgpu_device, narrow, rng) -> None:
+def test_backward_adds_rows_in_order(vocab, columns, tokens, dtype, wgpu_device, narrow, rng) -> None:
     dy = rng.standard_normal((tokens, columns)).astype(dtype)
     ids = rng.integers(0, vocab, tokens).astype(np.int32)
     ids[5:9] = 1

@@ -83,7 +83,7 @@ def test_products_on_the_drivers_own_kind(case: Case, wgpu_device: Any) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in PRODUCTS if c.name in WIDE], ids=lambda c: c.name)
-def test_products_of_16_x_16_results_an_invocation(case: Case, wgpu_device: Any, monkeypatch: Any) -> None:
+def test_the_tile_of_software_drivers_is_within_the_limits(case: Case, wgpu_device: Any, monkeypatch: Any) -> None:
     """The tile of a run on a software driver, in place of the smaller one that tests have."""
     monkeypatch.setattr(gemm_tile, "software_tile", software_tile)
     assert software_tile(128, 128).tm4 == 4
@@ -103,14 +103,14 @@ def test_a_product_as_a_run_has_it(wgpu_device: Any) -> None:
 
 
 @pytest.mark.parametrize("case", PRODUCTS, ids=lambda c: c.name)
-def test_products_on_the_tiled_kernels(case: Case, tiled: Any) -> None:
+def test_tiled_kernels_are_within_the_limits(case: Case, tiled: Any) -> None:
     result = check_case(case, tiled)
     assert result.ok, result
 
 
 @pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize("case", [c for c in PRODUCTS if c.name in WHOLE], ids=lambda c: c.name)
-def test_products_on_the_whole_tile(case: Case, tiled: Any, monkeypatch: Any) -> None:
+def test_the_whole_tile_is_within_the_limits(case: Case, tiled: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(gemm_tile, "MAIN", MAIN)
     monkeypatch.setattr(tiled, "_compiler", Compiler(tiled._device))
     result = check_case(case, tiled)
@@ -201,7 +201,7 @@ def test_every_tile_and_split(tiled: Any, tile: Tile, splits: int, trans: str) -
         ("gemm_int8", True, "|s|m |s|m |s|m"),
     ],
 )
-def test_a_barrier_before_and_behind_each_staging(name: str, lowrank: bool, wanted: str) -> None:
+def test_a_barrier_stands_before_and_behind_each_staging(name: str, lowrank: bool, wanted: str) -> None:
     """A software driver shows not all of them. s: the tile is staged, or one of the LoRA term; m: it is multiplied."""
     body = (Path(gemm.__file__).parent / f"{name}.wgsl").read_text().partition("fn main")[2].partition("\n}\n")[0]
     lines = preprocess(body.splitlines(), defaultdict(int, HAS_LOWRANK=lowrank))
@@ -225,7 +225,7 @@ def test_whole_tiles_have_no_edges(tile: Tile) -> None:
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("double", [False, True])
-def test_a_weight_in_whole_tiles_of_k(tiled: Any, double: bool, backward: bool) -> None:
+def test_whole_tiles_of_k_have_the_bits_of_partial_ones(tiled: Any, double: bool, backward: bool) -> None:
     """One, two and three of them, and with one row too many, which gives the others the same bits."""
     tile = QUICK_MAIN
     for tiles in (1, 2, 3):
@@ -266,7 +266,7 @@ def test_a_product_of_loras_is_of_the_same_bits(case: Case, tiled: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 16, 64])
-def test_depth_of_a_skinny_product_by_the_workgroup_memory(rank: int, tiled: Any) -> None:
+def test_a_skinny_matmul_fits_little_workgroup_memory(rank: int, tiled: Any) -> None:
     """A device with as little as WebGPU guarantees still takes the kernel, with the reduction in smaller pieces."""
     rng, before = np.random.default_rng(0), tiled.workgroup_bytes
     dy, b = rng.standard_normal((33, 192)).astype(np.float32), rng.standard_normal((192, rank)).astype(np.float32)
@@ -280,7 +280,7 @@ def test_depth_of_a_skinny_product_by_the_workgroup_memory(rank: int, tiled: Any
 
 
 @pytest.mark.parametrize("m,n,k", [(1, 1, 1), (2048, 16, 576), (16, 576, 2048), (2048, 576, 49152), (7, 100000, 3)])
-def test_choice_of_tile(m: int, n: int, k: int) -> None:
+def test_the_tile_fits_every_webgpu_device(m: int, n: int, k: int) -> None:
     tile, splits = choose_tile(m, n, k)
     assert tile.workgroup_bytes <= 16384 and tile.threads <= 256  # what every WebGPU device has
     assert 1 <= splits <= max(1, k // 64)
@@ -292,7 +292,7 @@ NEEDS: dict[str, Any] = {"need_dweight": True, "need_dbias": True}
 
 @pytest.mark.parametrize("software", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
-def test_a_head_larger_than_one_binding(
+def test_a_head_larger_than_one_binding_gives_the_same_loss(
     software: bool, dtype: Any, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vocabulary in windows: logits, loss and both gradients as with one binding."""
@@ -319,7 +319,7 @@ def test_a_head_larger_than_one_binding(
     assert np.abs(logits - wide[0] @ wide[1].T).max() <= _limit(x, w.astype(np.float32).T, wide[0] @ wide[1].T)
 
 
-def test_cross_entropy_in_chunks_of_tokens(tiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cross_entropy_is_the_same_in_chunks_of_tokens(tiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks give what one gives, and no array of all logits is made."""
     from wgrad.wgsl.loss import loss
 

@@ -74,7 +74,7 @@ def test_every_element_is_rounded_to_nearest(device: Any, name: str, across: boo
     assert (np.abs(codes).max(axis=1) == 127).all()
 
 
-def test_blocks_of_nothing_and_next_to_nothing(device: Any) -> None:
+def test_blocks_of_zeros_and_tiny_numbers_are_quantized(device: Any) -> None:
     """Zeros, numbers whose quotients are beyond float32, and the smallest that are not."""
     host = np.zeros((4, 3 * BLOCK), F32)
     host[1, :BLOCK], host[2, BLOCK : 2 * BLOCK], host[3] = 1e-38, -1e-34, np.linspace(-1e30, 1e30, 3 * BLOCK)
@@ -129,7 +129,7 @@ def shaders(device: Any, rows: int, width: int = 136, parts: tuple[int, ...] = (
     return {variant.shader for variant in dry.variants}
 
 
-def test_only_where_asked_and_worth_it(device: Any, wgpu_device: Any) -> None:
+def test_int8_serves_only_where_asked_and_worth_it(device: Any, wgpu_device: Any) -> None:
     assert "gemm_int8" in shaders(device, LEAST_ROWS)
     assert "gemm_int8" not in shaders(device, LEAST_ROWS - 1)
     assert "gemm_int8" not in shaders(device, LEAST_ROWS, 132)  # its rows begin within a word of codes

@@ -75,7 +75,9 @@ def few_cases() -> list[Case]:
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("case", few_cases() + decoded_cases(), ids=lambda case: case.name)
-def test_case(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int) -> None:
+def test_cases_run_on_tensor_cores_within_the_limits(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int
+) -> None:
     monkeypatch.setattr(matrix_device, "lanes", lanes)
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
@@ -85,7 +87,7 @@ def test_case(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, l
 
 
 @pytest.mark.parametrize("case", [c for c in product_cases() if "/stack lowrank" in c.name and "medium" in c.name][:1])
-def test_a_tile_with_columns_of_several_weights(
+def test_a_tile_may_have_columns_of_several_weights(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     """The LoRA term of each weight is in its own tile, with zeros in the columns of the others."""
@@ -105,7 +107,7 @@ def test_a_weight_is_decoded_first_where_there_are_many_rows(matrix_device: Any)
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("case", [c for c in loss.cases(F16) if "eights" in c.name], ids=lambda case: case.name)
-def test_gradients_of_logits_on_matrix_units(matrix_device: Any, case: Case) -> None:
+def test_gradients_of_logits_run_on_tensor_cores(matrix_device: Any, case: Case) -> None:
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert ("gemm" in matrix_device.launched) == ("bias" in case.name)  # whose gradient is of float32 logits
@@ -161,7 +163,7 @@ def test_a_forced_tile_is_taken_where_a_skinny_product_would_be_served(matrix_de
 
 
 @pytest.mark.parametrize("rank", [16, 32, 33, 64])
-def test_a_skinny_product_on_little_workgroup_memory(
+def test_a_skinny_matmul_without_workgroup_memory_takes_the_general_kernel(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, rng: Any, rank: int
 ) -> None:
     """16 KiB, WebGPU's minimum, hold a tile for every rank, 8 KiB only for 16. Other ranks take the general kernel."""
@@ -192,7 +194,7 @@ def test_which_skinny_products_are_served() -> None:
     assert tile(128, 16, 90) is None  # a side that is no multiple of 16
 
 
-def test_tiles_of_skinny_products() -> None:
+def test_large_skinny_matmuls_are_split_over_k() -> None:
     """Large GEMMs are split over the reduction, each part of a stack by its own length. Small ones are not, because the
     launch would take longer than it saves. No tile has columns of two parts."""
     module = gemm_matrix_skinny
@@ -249,7 +251,7 @@ def test_a_skinny_product_in_one_launch(
 
 
 @pytest.mark.parametrize(("k", "splits"), [(24, 1), (72, 2)])
-def test_one_tile_of_k(matrix_device: Any, k: int, splits: int) -> None:
+def test_one_tile_of_k_prefetches_nothing(matrix_device: Any, k: int, splits: int) -> None:
     """There is no tile to prefetch, in the whole GEMM or in its last part."""
     rng = np.random.default_rng(3)
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((72, k), (k, 64)))
@@ -291,7 +293,7 @@ def test_what_is_added_is_read_ahead(
     assert found == [not shares_memory]
 
 
-def test_rows_of_tiles_in_groups(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_tiles_advance_in_groups(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of nine rows of tiles, first eight and then one advance along N together."""
     monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 3)
     rng = np.random.default_rng(5)
@@ -457,7 +459,9 @@ def test_long_reductions_fill_the_card_with_parts_of_large_tiles() -> None:
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.usefixtures("small_tiles")
-def test_a_product_in_several_dispatches(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
+def test_a_matmul_in_several_dispatches_has_the_same_bits(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, grouped: bool
+) -> None:
     if grouped:
         monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 2)
     case = next(case for case in product_cases() if case.name.startswith("gemm_nt/epilogue") and "medium" in case.name)

@@ -95,7 +95,7 @@ def gemm(mnk: tuple[int, int, int], types: tuple[str, str, str], layout: str = "
         (SOFTWARE, (1, MLP, HIDDEN), (F32, F32, F32), "nt", "gemv", None, 1),
     ],
 )
-def test_arrays(
+def test_arrays_take_the_kernel_of_their_size_and_dtypes(
     limits: Limits, mnk: tuple[int, int, int], types: tuple[str, str, str], layout: str, shader: str, tile: Any,
     splits: int,
 ) -> None:  # fmt: skip
@@ -140,7 +140,7 @@ def test_what_is_added_keeps_a_gemm_off_the_skinny_kernel() -> None:
 
 @pytest.mark.parametrize("name", formats())
 @pytest.mark.parametrize("backward", [False, True])
-def test_weights(name: str, backward: bool) -> None:
+def test_weights_take_the_kernel_of_their_rows(name: str, backward: bool) -> None:
     def of(rows: int, limits: Limits, dtype: str = F32) -> Plan:
         return linear_plan((rows, MLP, HIDDEN), dtype, name, backward, limits)
 
@@ -214,7 +214,7 @@ def test_which_left_operands_are_transposed_first() -> None:
 
 
 @pytest.mark.parametrize("dtype, limits, served", [(F16, CORES, True), (F32, CORES, False), (F16, PLAIN, False)])
-def test_gradients_of_a_lora_stack(dtype: str, limits: Limits, served: bool) -> None:
+def test_a_lora_stack_has_no_tile_over_two_weights(dtype: str, limits: Limits, served: bool) -> None:
     """No tile has columns of two weights."""
     parts = (2048, 512, 512)
     for along_rows in (False, True):
@@ -224,7 +224,7 @@ def test_gradients_of_a_lora_stack(dtype: str, limits: Limits, served: bool) -> 
         assert tile is None or not along_rows or not any(part % tile.side for part in parts)
 
 
-def test_a_plan_in_words() -> None:
+def test_a_plan_is_explained_in_words() -> None:
     assert str(linear_plan(FORWARD, F16, "nf4", True, CORES)) == (
         "gemm_matrix, tile 128x256x32, 8 x 16 x 1 workgroups, weight dequantized to float16 first"
     )

@@ -62,7 +62,9 @@ ROWS = {
 
 
 @pytest.mark.parametrize("kind, m", [(kind, m) for kind in KINDS for m in ROWS[kind]])
-def test_every_number_of_rows(m: int, kind: str, devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_number_of_rows_takes_its_kernel(
+    m: int, kind: str, devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two kinds of weight for each, in turn, with all that is added; one row more takes the kernels of tiles."""
     device, rng = devices[kind], np.random.default_rng(m)
     names = launched(device, monkeypatch)
@@ -91,7 +93,9 @@ def test_every_number_of_rows(m: int, kind: str, devices: Any, monkeypatch: pyte
     ("name", "m"),
     [*((name, 1) for name in sorted(formats())), *((name, m) for name in ("q5_k", "q6_k") for m in (4, 8, MOST_ROWS))],
 )
-def test_few_rows_of_every_format(name: str, m: int, kind: str, n: int, k: int, devices: Any) -> None:
+def test_few_rows_of_every_format_are_within_the_limits(
+    name: str, m: int, kind: str, n: int, k: int, devices: Any
+) -> None:
     """The fewer, the more elements are read at once. Each row of the weight has its own scales in every group."""
     device, rng = devices[kind], np.random.default_rng(3)
     values = rng.standard_normal((n, k // 16, 16)) * np.exp2(rng.integers(-6, 3, (n, k // 16, 1)))
@@ -107,7 +111,7 @@ def test_few_rows_of_every_format(name: str, m: int, kind: str, n: int, k: int, 
     "tile", [VectorTile(128, 32), VectorTile(64, 64), VectorTile(256, 256), VectorTile(64, 4)], ids=str
 )
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_every_tile(tile: VectorTile, kind: str, devices: Any) -> None:
+def test_every_tile_is_within_the_limits(tile: VectorTile, kind: str, devices: Any) -> None:
     """Rows that end within a unit, within a turn of the team and within a workgroup's columns."""
     device, rng = devices[kind], np.random.default_rng(1)
     (n, k), out = (131, 1003), device.upload(np.full((2, 131), np.nan, F32))

@@ -45,19 +45,21 @@ def check(device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, shape: Shape
     [(case, *setting) for case in CASES for setting in (SETTINGS if not LONG.search(case.name) else SETTINGS[6:7])],
     ids=str,
 )
-def test_case(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, shape: Shape, lanes: int) -> None:
+def test_every_shape_is_within_the_limits(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, shape: Shape, lanes: int
+) -> None:
     check(matrix_device, monkeypatch, case, shape, lanes)
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_a_kernel(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_kernel_is_within_the_limits(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of columns and of rows one after another; all others are a sweep."""
     case = next(case for case in CASES if case.name.startswith("gemm_tt/plain/264x136x136/float16/medium"))
     check(matrix_device, monkeypatch, case, Shape(8, 16, 16), 16)
 
 
 @pytest.mark.all
-def test_the_rate_of_parts(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_roofline_multiplies_by_parts(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_device, "matrix_shape", Shape(8, 16, 16))
     found = matrix_device.download(roofs.matrix_multiply_adds(matrix_device, 1, 2))
     factors = ((np.arange(6 * 256) % 13) / 16).reshape(6, 16, 16)

@@ -124,7 +124,7 @@ def test_a_gate_is_taken_where_there_is_one(other: str, places: int) -> None:
             find_gate(data)
 
 
-def test_the_gate_of_newer_releases() -> None:
+def test_the_gate_of_newer_releases_is_found() -> None:
     """They have more experimental features and other places, also on Arm. Files for other processors have no gate."""
     more = bytes.fromhex("48b80000000001004f 0e31d2c3")
     assert find_gate(library_of("x86-64", b"\x90" * 20, b"", more)).offset == 256 + 64
@@ -432,7 +432,7 @@ def test_damaged_verdicts_are_none(cache: Path, text: str) -> None:
     assert matrix_units.verdict("a card") is None
 
 
-def test_the_command(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_and_removes_the_copy(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix-units", "status"]) == 0
     assert "copy:    none" in capsys.readouterr().out
     if "nothing to enable" in (main(["matrix-units", "enable"]), capsys.readouterr().out)[1]:

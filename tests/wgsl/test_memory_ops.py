@@ -22,7 +22,7 @@ CASES = [c for c in cases(True) if c.op not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_case(case: Case, wgpu_device: Any) -> None:
+def test_cases_are_within_their_limits(case: Case, wgpu_device: Any) -> None:
     if "float16" in case.dtype and not wgpu_device.float16:
         pytest.skip("the device has no float16")
     result = check_case(case, wgpu_device)

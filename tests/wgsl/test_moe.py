@@ -33,7 +33,9 @@ ON_FEWER_ROWS = [case for case in expert_cases() if " x " in case.name]
 
 
 @pytest.mark.parametrize("case", ON_TENSOR_CORES, ids=lambda case: case.name)
-def test_on_tensor_cores(case: Case, matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_run_on_tensor_cores_within_the_limits(
+    case: Case, matrix_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Of 32 rows: of the last ones of an expert there are up to 16, and more.
     small, narrow = MatrixTile(1, 2, 2, 1, 1, shorter=(1,)), MatrixTile(1, 2, 1, 1, 1, 64, ahead=True)
     for name in ("_OF_ARRAYS", "_FORWARD_FEWER"):
@@ -48,7 +50,7 @@ def test_on_tensor_cores(case: Case, matrix_device: Any, monkeypatch: pytest.Mon
     assert "gemm_matrix" in matrix_device.launched and "gemm" not in matrix_device.launched
 
 
-def test_all_rows_of_an_expert_in_a_tile(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tile_may_hold_all_rows_of_an_expert(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As wide as the tile of 192 columns, with code for rows of which an invocation would load half an eight."""
     monkeypatch.setattr(grouped, "_WHOLE", MatrixTile(1, 4, 2, 3, 1, ahead=True, shorter=(1,)))
     monkeypatch.setattr(grouped, "_WHOLE_ROWS", range(48))
@@ -61,7 +63,7 @@ def test_all_rows_of_an_expert_in_a_tile(matrix_device: Any, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("case", ON_FEWER_ROWS, ids=lambda case: case.name)
-def test_fewer_rows_on_tensor_cores(case: Case, matrix_device: Any) -> None:
+def test_fewer_rows_run_on_tensor_cores(case: Case, matrix_device: Any) -> None:
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert "gemm_matrix" in matrix_device.launched and "gemm" not in matrix_device.launched
@@ -101,7 +103,7 @@ def test_a_row_for_every_fourth_expert_goes_one_by_one(format: str, matrix_devic
         assert ("gemv" in matrix_device.launched) == alone
 
 
-def test_tiles() -> None:
+def test_tiles_follow_the_rows_of_an_expert() -> None:
     """By the rows that an expert has on average."""
     found = [grouped.choose_tile(mean, n) for mean, n in ((4, 8), (4, 512), (40, 512), (128, 512), (512, 512))]
     assert found[:3] + found[4:] == [TALL_SKINNY, FLAT_SKINNY, SMALL, MAIN]

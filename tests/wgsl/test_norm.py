@@ -41,7 +41,7 @@ def test_norms_are_found() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("op", norms.NORMS)
-def test_norm(op, shape, wgpu_device, compare, rng) -> None:
+def test_norms_are_within_the_limits(op, shape, wgpu_device, compare, rng) -> None:
     inputs = norm_inputs(op, rng, shape, F32)
     compare(wgpu_device, norm_forward(op), inputs)
     # dweight sums as many terms as there are rows, in another order than NumPy.
@@ -51,7 +51,7 @@ def test_norm(op, shape, wgpu_device, compare, rng) -> None:
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 @pytest.mark.parametrize("shape", [(601, 64), (433, 123), (131, 200)], ids=str)
 @pytest.mark.parametrize("op", norms.NORMS)
-def test_norm_over_windows(op, shape, dtype, narrow, compare, rng) -> None:
+def test_norms_in_windows_are_within_the_limits(op, shape, dtype, narrow, compare, rng) -> None:
     inputs = norm_inputs(op, rng, shape, dtype)
     compare(narrow, norm_forward(op), inputs)
     compare(narrow, norm_backward(op), inputs, backward=True, ulps=4 + shape[0] ** 0.5)
@@ -75,7 +75,7 @@ def test_lanes_are_a_power_of_two_of_a_workgroup() -> None:
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "swiglu", "geglu"])
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
-def test_activations_over_windows_and_at_extremes(name, dtype, narrow, compare, rng) -> None:
+def test_activations_of_extremes_in_windows_are_within_the_limits(name, dtype, narrow, compare, rng) -> None:
     shape = (301, 124)
     x, up, dy = (rng.standard_normal(shape).astype(dtype) for _ in range(3))
     x.reshape(-1)[:12] = [0, -0.0, 1e-4, -1e-4, 20, -20, 89, -89, 1e3, -1e3, 3e4, -3e4]
@@ -95,7 +95,7 @@ def test_activations_over_windows_and_at_extremes(name, dtype, narrow, compare, 
 
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 @pytest.mark.parametrize("shape", [(203, 3, 64), (131, 7, 40), (65, 5, 6), (301, 1, 128)], ids=str)
-def test_rope_over_windows(shape, dtype, wgpu_device, narrow, compare, rng) -> None:
+def test_rope_in_windows_is_within_the_limits(shape, dtype, wgpu_device, narrow, compare, rng) -> None:
     angle = rng.uniform(-3, 3, (53, shape[2] // 2))
     inputs = {
         "x": rng.standard_normal(shape).astype(dtype),
@@ -115,7 +115,7 @@ def test_rope_over_windows(shape, dtype, wgpu_device, narrow, compare, rng) -> N
 
 
 @pytest.mark.parametrize("shape", [(301, 64), (130, 123), (5, 5001)], ids=str)
-def test_softmax_of_large_numbers_and_over_windows(shape, wgpu_device, narrow, compare, rng) -> None:
+def test_softmax_of_large_numbers_in_windows_is_within_the_limits(shape, wgpu_device, narrow, compare, rng) -> None:
     x = (300 * rng.standard_normal(shape)).astype(np.float32)
     x[0] = -1e30  # a row that is masked everywhere is uniform
     x[1, 1:] = -1e30

@@ -45,7 +45,7 @@ class Training:
 
 @pytest.mark.parametrize(("n", "decay"), [(41, 20), (1024, 1024), (5003, 0), (50_000, 33_001), (70_001, 33_001)])
 @pytest.mark.parametrize("narrowed", [False, True], ids=["one binding", "windows"])
-def test_steps_beside_the_reference(n, decay, narrowed, wgpu_device, narrow) -> None:
+def test_steps_follow_the_reference(n, decay, narrowed, wgpu_device, narrow) -> None:
     device = narrow if narrowed else wgpu_device
     mine, wanted = Training(device, n, decay), Training(ReferenceDevice(), n, decay)
     for step in range(STEPS):

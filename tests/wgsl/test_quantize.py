@@ -48,7 +48,7 @@ def test_quantize_and_back(shape, dtype, block_size, wgpu_device, rng) -> None:
 
 @pytest.mark.parametrize("block_size", [64, 32, 4096])
 @pytest.mark.parametrize("shape", [(41, 123), (3, 5), (700, 97), (600, 200)], ids=str)
-def test_double_quantization(shape, block_size, wgpu_device, rng) -> None:
+def test_double_quantization_rounds_scales_as_the_reference(shape, block_size, wgpu_device, rng) -> None:
     """The mean is a float32 sum here and may differ in its last bits; all that follows from it must not."""
     reference = ReferenceDevice()
     w = (0.02 * rng.standard_normal(shape) * rng.uniform(0.5, 2, (shape[0], 1))).astype(np.float32)
@@ -74,7 +74,9 @@ def test_double_quantization(shape, block_size, wgpu_device, rng) -> None:
         np.testing.assert_allclose(y, wanted, rtol=2 * float(np.finfo(out).eps), atol=1e-8)
 
 
-def test_values_next_to_a_threshold(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
+def test_values_next_to_a_threshold_have_the_references_codes(
+    wgpu_device: WgpuDevice, rng: np.random.Generator
+) -> None:
     """Here a reciprocal that is off by one unit in the last place shows in a code: divisions on a GPU often are."""
     peaks = np.abs(rng.standard_normal(20_000).astype(np.float32)) * np.exp2(rng.integers(-30, 30, 20_000))
     peaks = peaks.astype(np.float32)
@@ -86,7 +88,7 @@ def test_values_next_to_a_threshold(wgpu_device: WgpuDevice, rng: np.random.Gene
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("double", [False, True])
-def test_windows(double, dtype, wgpu_device, narrow, rng) -> None:
+def test_windows_have_the_bits_of_one_binding(double, dtype, wgpu_device, narrow, rng) -> None:
     w = rng.standard_normal((601, 123)).astype(dtype)
     assert w.nbytes > narrow.max_binding_bytes
     one = wgpu_device.quantize(wgpu_device.upload(w), 64, double=double)

@@ -13,7 +13,7 @@ from wgrad.wgsl.runtime import compile as wgsl_compile
 
 
 @pytest.mark.parametrize("element", ["f32", "f16"])
-def test_multiply_adds(element: str, wgpu_device: Any) -> None:
+def test_multiply_adds_are_computed_as_often_as_counted(element: str, wgpu_device: Any) -> None:
     """s = s / 2 + 1 / 2 as often as is said."""
     if element == "f16" and not wgpu_device.float16:
         pytest.skip("the device has no float16")
@@ -27,7 +27,7 @@ def test_multiply_adds(element: str, wgpu_device: Any) -> None:
         np.testing.assert_allclose(found, np.tile(wanted, (3, 1)), rtol=1e-6 if element == "f32" else 4e-3)
 
 
-def test_dot_products(wgpu_device: Any) -> None:
+def test_dot_products_are_computed_as_often_as_counted(wgpu_device: Any) -> None:
     """s = s + s · factor, of their bytes, as often as is said."""
     factor = np.array([1, 2, -1, 1], np.int8).astype(np.int32)
     for passes in (0, 1, 3):
@@ -38,7 +38,9 @@ def test_dot_products(wgpu_device: Any) -> None:
         np.testing.assert_array_equal(found, np.tile(np.bitwise_xor.reduce(sums, axis=1), (3, 1)))
 
 
-def test_matrix_units(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_multiply_adds_are_computed_as_often_as_counted(
+    wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not wgpu_device.float16:
         pytest.skip("the device has no float16")
     plain = wgsl_compile.assemble

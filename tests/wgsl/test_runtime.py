@@ -58,7 +58,7 @@ def test_freed_memory_is_used_again(fresh: WgpuDevice) -> None:
     assert after.peak_bytes == before.peak_bytes
 
 
-def test_statistics(fresh: WgpuDevice) -> None:
+def test_memory_statistics_count_blocks_and_gaps(fresh: WgpuDevice) -> None:
     start = fresh.memory()
     small, large = fresh.empty((1 << 18,)), fresh.empty((3 << 18,))
     assert fresh.memory().in_use_bytes == start.in_use_bytes + (4 << 20)
@@ -136,7 +136,7 @@ def test_views_share_storage(wgpu_device: WgpuDevice) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("size", [1, 7, 1024, 40_003])
-def test_zeros_and_fill(size, dtype, wgpu_device, narrow) -> None:
+def test_zeros_and_fill_write_every_element(size, dtype, wgpu_device, narrow) -> None:
     for device in (wgpu_device, narrow):
         array = device.zeros((size,), dtype)
         assert not device.download(array).any()

@@ -32,7 +32,7 @@ def available(device: Any, dtype: Any) -> Any:
 
 @run_shapes
 @given(rows, columns, seeds, dtypes)
-def test_rms_norm(wgpu_device, r, c, seed, dtype) -> None:
+def test_rms_norm_of_any_shape_is_within_the_limits(wgpu_device, r, c, seed, dtype) -> None:
     rng, dtype = np.random.default_rng(seed), available(wgpu_device, dtype)
     x, dy = (rng.standard_normal((r, c)).astype(dtype) for _ in range(2))
     weight = (1 + 0.2 * rng.standard_normal(c)).astype(np.float32)
@@ -51,7 +51,7 @@ def test_rms_norm(wgpu_device, r, c, seed, dtype) -> None:
 
 @run_shapes
 @given(rows, columns, seeds, dtypes)
-def test_row_operators(wgpu_device, r, c, seed, dtype) -> None:
+def test_row_operators_of_any_shape_are_within_the_limits(wgpu_device, r, c, seed, dtype) -> None:
     rng, dtype = np.random.default_rng(seed), available(wgpu_device, dtype)
     inputs = {"x": rng.standard_normal((r, c)).astype(dtype), "b": rng.standard_normal(c).astype(np.float32)}
     inputs["g"] = inputs["x"].astype(np.float32).reshape(-1)
@@ -66,7 +66,7 @@ def test_row_operators(wgpu_device, r, c, seed, dtype) -> None:
 
 @run_shapes
 @given(st.integers(1, 90), st.integers(1, 12), st.integers(1, 70), seeds, dtypes)
-def test_rope(wgpu_device, n, heads, half, seed, dtype) -> None:
+def test_rope_of_any_shape_is_within_the_limits(wgpu_device, n, heads, half, seed, dtype) -> None:
     rng, dtype = np.random.default_rng(seed), available(wgpu_device, dtype)
     inputs = {
         "x": rng.standard_normal((n, heads, 2 * half)).astype(dtype),
@@ -86,7 +86,7 @@ def test_rope(wgpu_device, n, heads, half, seed, dtype) -> None:
 
 @run_shapes
 @given(rows, columns, st.sampled_from([32, 64, 128, 1024, 4096]), seeds)
-def test_nf4(wgpu_device, r, c, block_size, seed) -> None:
+def test_nf4_of_any_shape_equals_the_reference(wgpu_device, r, c, block_size, seed) -> None:
     w = np.random.default_rng(seed).standard_normal((r, c)).astype(np.float32)
     reference = ReferenceDevice()
     found = wgpu_device.dequantize(wgpu_device.quantize(wgpu_device.upload(w), block_size))
@@ -96,7 +96,7 @@ def test_nf4(wgpu_device, r, c, block_size, seed) -> None:
 
 @run_shapes
 @given(st.integers(1, 400), st.integers(1, 200), st.integers(1, 300), seeds)
-def test_embedding(wgpu_device, vocab, width, n, seed) -> None:
+def test_embedding_of_any_shape_is_within_the_limits(wgpu_device, vocab, width, n, seed) -> None:
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, vocab, n).astype(np.int32)
     inputs = {"table": rng.standard_normal((vocab, width)).astype(np.float32), "ids": ids}

@@ -178,7 +178,9 @@ def test_every_shader_with_workgroup_memory_is_listed() -> None:
 
 
 @pytest.mark.parametrize("shader", CASES)
-def test_case(shader: str, on: Poisoned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_never_read_memory_that_they_have_not_written(
+    shader: str, on: Poisoned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if "matrix" in shader and not on.device.float16:
         pytest.skip("the device has no float16")
     tile = Tile(32, 32, 8, 8, 8, 4)
@@ -218,7 +220,7 @@ def test_sums_are_rescaled_for_what_subgroups_wrote_alone(on: Poisoned, monkeypa
     assert any(changed)
 
 
-def test_roof_of_matrix_units(on: Poisoned) -> None:
+def test_the_roofline_of_tensor_cores_touches_all_its_memory(on: Poisoned) -> None:
     if not on.device.float16:
         pytest.skip("the device has no float16")
     factors = ((np.arange(6 * 256) % 13) / 16).reshape(6, 16, 16)
@@ -228,7 +230,7 @@ def test_roof_of_matrix_units(on: Poisoned) -> None:
     assert on.variables[_ROOF] == _declared(_ROOF)
 
 
-def test_probe_of_cooperative_matrices(on: Poisoned) -> None:
+def test_the_probe_of_cooperative_matrices_touches_all_its_memory(on: Poisoned) -> None:
     if not on.device.float16:
         pytest.skip("the device has no float16")
     assert cooperative.lanes_of(on.device) == 32
