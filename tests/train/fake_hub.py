@@ -18,12 +18,13 @@ Files = dict[str, bytes]
 class LocalHub:
     """A server on localhost until `close`. handler: class that answers requests, which gets the server as `hub`.
 
-    While `silence` is an event, GET requests get no answer until the event is set or five seconds have passed, and then
-    a closed connection.
+    While `silence` is an event, requests that match `silent` get no answer until the event is set or five seconds have
+    passed, and then a closed connection.
     """
 
     def __init__(self, handler: type[LocalHandler]) -> None:
         self.silence: Event | None = None
+        self.silent = "^(GET|HEAD) "  # pattern of method and path
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), {"hub": self}))
         self.address = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -41,8 +42,8 @@ class LocalHandler(BaseHTTPRequestHandler):
     hub: Any
 
     def is_silent(self) -> bool:
-        """Return whether a GET request gets no answer; if so, wait first."""
-        if self.hub.silence is None:
+        """Return whether this request gets no answer; if so, wait first."""
+        if self.hub.silence is None or not re.search(self.hub.silent, f"{self.command} {self.path}"):
             return False
         self.hub.silence.wait(5)
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,9 @@ from tests.tools import PARQUET, PYARROW
 from tests.train.fake_hub import FakeHub
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
-from wgrad.train.files import hub_data
+from wgrad.train.files import hub as hub_module
+from wgrad.train.files import hub_answers, hub_data
+from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.hub_data import data_set_files
 from wgrad.train.files.hub_splits import files_of_conversion
 from wgrad.train.model.model_config import load_model_config
@@ -161,12 +164,22 @@ def test_what_the_hub_refuses_is_one_line(failure: Any, message: str, serve: Any
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
-def test_a_hub_that_never_answers(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client has no limit of its own: the run would wait for ever."""
-    monkeypatch.setattr(hub_data, "ANSWER_SECONDS", 0.3)
-    serve({"main": {"train.jsonl": lines("x")}}).silence = Event()
-    with pytest.raises(WgradError, match=r"and the Hugging Face hub cannot be reached \(.*timed out"):
-        data_set_files("org/name", "--data")
+@pytest.mark.parametrize("silent", ["", "/(revision|tree)/", "/resolve/"])
+def test_a_hub_that_stops_answering(silent: str, serve: Any, make_checkpoint: Any, monkeypatch: Any) -> None:
+    """The client has no limit of its own for most requests: the run would wait for ever."""
+    monkeypatch.setattr(hub_answers, "ANSWER_SECONDS", 0.3)
+    for module in (hub_module, hub_data):
+        monkeypatch.setattr(module, "ANSWER_SECONDS", 0.3)
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
+    files = {path.name: path.read_bytes() for path in make_checkpoint().iterdir()}
+    found = serve({"main": {"train.jsonl": lines("x"), **files}})
+    found.silence, found.silent = Event(), silent
+    for ask, option in ((data_set_files, "--data"), (resolve_model, "--model")):
+        begun = time.monotonic()
+        with pytest.raises(WgradError, match=f"^{option}: .*(no answer in 0.3 s|cannot be reached)"):
+            ask("org/name", option)
+        assert time.monotonic() - begun < 4
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -15,7 +16,7 @@ import yaml
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.upload_hub import UploadHub
 from wgrad.train.commands.cli import main
-from wgrad.train.files import hub_upload
+from wgrad.train.files import hub_answers, hub_upload
 from wgrad.train.output.card_use import Contents
 from wgrad.train.output.model_card import MARK, Card, is_own_card
 
@@ -52,12 +53,19 @@ def push(run: Path, *words: str) -> int:
     return main(["push", "--adapter", str(run), REPO, *words])
 
 
-def test_a_hub_that_never_answers(run: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """It takes the new repository, and then says nothing about it."""
-    monkeypatch.setattr(hub_upload, "ANSWER_SECONDS", 0.3)
-    hub.silence = Event()
-    assert push(run) == 2
-    assert f"push: the upload to {REPO} failed (timed out)" in capsys.readouterr().err and hub.stored == {}
+@pytest.mark.parametrize("silent", ["POST .*/create", "GET ", "POST .*/preupload", "PUT ", "POST .*/commit"])
+def test_a_hub_that_stops_answering(
+    silent: str, run: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(hub_answers, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(hub_upload, "ANSWER_SECONDS", None)
+    monkeypatch.setattr(hub_upload, "_COMMIT_SECONDS", 0.3)
+    hub.silence, hub.silent = Event(), silent
+    begun = time.monotonic()
+    assert push(run) == 2 and time.monotonic() - begun < 4
+    error = f"wgrad: error: push: the upload to {REPO} failed (no answer in 0.3 s): check the network; the same"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(error)
+    assert (hub.repos.get(REPO, (True, {}))[1] == {}) and "create" in silent or REPO in hub.repos
 
 
 def test_an_adapter_is_uploaded_to_a_private_repository(run: Path, hub: UploadHub, capsys: Any) -> None:

@@ -49,6 +49,8 @@ class _Handler(LocalHandler):
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.is_silent():
+            return None
         with self.hub.lock:
             self.hub.puts += 1
             if self.hub.fail_after is not None and self.hub.puts > self.hub.fail_after:
@@ -59,6 +61,8 @@ class _Handler(LocalHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         hub, path = self.hub, self.path.partition("?")[0]
+        if self.is_silent():
+            return None
         hub.writes.append(path)
         if self.headers.get("Authorization") != f"Bearer {hub.token}":
             return self._answer(401, {"error": "Invalid username or password."})

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.train.files.hub_answers import ANSWER_SECONDS, answers_in_time
 from wgrad.train.files.input_files import exists, expand_path
 
-ANSWER_SECONDS = 30.0  # the hub's client sets no limit of its own to questions about a repository
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 # Folders have other formats (onnx/, original/); consolidated.safetensors repeats the weights.
@@ -57,7 +57,7 @@ def fetch_parts(hub_id: str, option: str, wanted: list[str]) -> Path:
 
 
 def _wait_for_answer(hub: Any, hub_id: str) -> None:
-    """Ask the hub about a model first, because `snapshot_download` asks the same without a limit of time.
+    """Ask the hub about a model first, because `snapshot_download` of clients before 1.0 asks without a limit of time.
 
     Raises TimeoutError if it does not answer; any other trouble is left to `snapshot_download`, which has a cache.
     """
@@ -98,7 +98,8 @@ def hub_errors(hub_id: str, option: str) -> Iterator[Any]:
         ) from error
     name = f"{option}: no such folder: {hub_id}; from the Hugging Face hub:"
     try:
-        yield huggingface_hub
+        with answers_in_time(huggingface_hub):
+            yield huggingface_hub
     except errors.GatedRepoError as error:
         raise WgradError(
             f"{name} its owner asks you to accept a license first: do so on huggingface.co/{hub_id}, then "

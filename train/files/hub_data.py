@@ -18,7 +18,7 @@ import msgspec
 from wgrad.device.cache import cache_folder, is_kept, keep
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import read_json
-from wgrad.train.files.hub import ANSWER_SECONDS
+from wgrad.train.files.hub_answers import ANSWER_SECONDS, answers_in_time
 from wgrad.train.files.hub_splits import files_of_conversion, files_of_split, missing_shards
 from wgrad.train.files.input_files import exists, one_line
 
@@ -70,8 +70,9 @@ def data_set_files(spec: str, option: str, held_out: bool = False) -> tuple[list
     if cached and not missing_shards(cached):
         return cached, _note(spec, cached, named)
     try:
-        fetched = _choose(hub_id, config, split, where, huggingface_hub, held_out)
-        paths = _fetch(fetched, marker, hub_id, huggingface_hub)
+        with answers_in_time(huggingface_hub):
+            fetched = _choose(hub_id, config, split, where, huggingface_hub, held_out)
+            paths = _fetch(fetched, marker, hub_id, huggingface_hub)
     except WgradError:
         raise
     except Exception as error:  # the hub's client passes on any error of its network library

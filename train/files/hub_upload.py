@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.files.hub import ANSWER_SECONDS
+from wgrad.train.files.hub_answers import ANSWER_SECONDS, answers_in_time
+
+_COMMIT_SECONDS = 90.0  # for an answer: the Hub checks what it was sent
 
 
 def upload(repo: str, files: Mapping[str, Path | bytes], public: bool) -> str:
@@ -24,14 +26,17 @@ def upload(repo: str, files: Mapping[str, Path | bytes], public: bool) -> str:
     """
     with _errors(repo) as huggingface_hub:
         api = huggingface_hub.HfApi(library_name="wgrad")
-        url = api.create_repo(repo, private=not public, exist_ok=True, repo_type="model")
-        if not public and not api.repo_info(repo, timeout=ANSWER_SECONDS).private:
+        with answers_in_time(huggingface_hub):
+            url = api.create_repo(repo, private=not public, exist_ok=True, repo_type="model")
+            is_private = public or api.repo_info(repo, timeout=ANSWER_SECONDS).private
+        if not is_private:
             raise WgradError(f"push: {repo} is there already and public: add --public, or choose another name")
         adds = [
             huggingface_hub.CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
             for name, content in files.items()
         ]
-        api.create_commit(repo, adds, commit_message="Upload with wgrad", repo_type="model")
+        with answers_in_time(huggingface_hub, _COMMIT_SECONDS):
+            api.create_commit(repo, adds, commit_message="Upload with wgrad", repo_type="model")
         return str(url)
 
 
