@@ -239,6 +239,20 @@ def test_without_a_gpu_it_plans_for_one_that_is_elsewhere(
     assert "give --vram to plan for a GPU" in capsys.readouterr().err
 
 
+def test_a_software_driver_is_not_what_a_run_takes(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    software = {"index": 0, "name": "llvmpipe", "type": select_device.SOFTWARE}
+    monkeypatch.setattr(select_device, "_list_adapters", lambda: ([software], []))
+    monkeypatch.setattr(select_device, "_list_hip", lambda: [])
+    folder = make_checkpoint(num_hidden_layers=1)
+    assert cli.main(["plan", "--model", str(folder), "--max-length", "40", "--batch-size", "1", "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["device"] == "a GPU that is not here" and found["run_device"].startswith("NumPy ")
+    assert "no GPU works here: llvmpipe is a software driver, which is slower than NumPy" in said.err
+
+
 def test_a_dry_run_needs_not_all_chunks(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the head's logits, and of an MLP whose layer is recomputed: the others take and launch the same."""
     monkeypatch.setattr(loss, "CHUNK_BYTES", 1)

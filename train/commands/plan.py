@@ -42,13 +42,14 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
     if not config.model:
         raise WgradError("--model is required: give the model that the run is of")
     display = Display(make_console("stderr"))
-    device = select_device(config.device, training_needs(config), kernels=True)
+    device = select_device(config.device, training_needs(config))
     if device.dry_run() is None and config.device != "auto":
         raise WgradError(
             "--device: NumPy computes in main memory, which is not planned: leave --device out, and give --vram to "
             "plan for a GPU that is elsewhere"
         )
-    if device.dry_run() is None:
+    run_device = device.description
+    if device.dry_run() is None:  # a run takes NumPy, which has no kernels to plan
         device = gpu_elsewhere(device.reason)
     display.say(f"device: {device.description} ({device.reason})")
     compute = choose_compute(config.compute, device)
@@ -60,11 +61,12 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
             "note: no data is read: sequences count as --max-length, which a run shortens to what all its data fits in"
         )
     with TemporaryDirectory(prefix="wgrad-plan-") as scratch:
-        return _plan(config, find_model(config.model, scratch=Path(scratch)), device, display, as_json)
+        return _plan(config, find_model(config.model, scratch=Path(scratch)), device, run_device, display, as_json)
 
 
 @opened_once()
-def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as_json: bool) -> int:
+def _plan(config: RunOptions, folder: Path, device: Device, run_device: str, display: Display, as_json: bool) -> int:
+    """Plan for `device`, and print. run_device: description of the device that a run takes here."""
     _, model_config, _ = open_files(folder, load_model_config(folder))
     if note := beyond_positions(config.max_length, model_config):
         display.say(note)
@@ -72,7 +74,8 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
     with display.phase("planning", unit="settings tried") as phase:
         plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
         assert plan is not None
-        found = {"device": device.description, **described(plan, model_config), "limit_bytes": limit, "fits": []}
+        found = {"device": device.description, "run_device": run_device, **described(plan, model_config)}
+        found |= {"limit_bytes": limit, "fits": []}
         found["lacks"] = sorted(device.lacks)
         found["tokens_per_step"] = plan.config.rows * plan.config.max_length * plan.config.gradient_accumulation_steps
         if limit:

@@ -274,7 +274,7 @@ function showPlan(options, signature) {
           el("p", { class: "help" }, planned.limit_bytes ? `of ${size(planned.limit_bytes)} device memory` : "device memory at most")),
         bar,
         el("dl", { class: "parts" }, ...PARTS.flatMap(([key, name], i) => (planned.bytes[key] ? [el("dt", { class: `k${i}` }, name), el("dd", {}, size(planned.bytes[key]))] : []))),
-        el("p", { id: "time" }), el("p", { class: "help", id: "few-steps" }), el("p", { class: "help" }, planned.device));
+        el("p", { id: "time" }), el("p", { class: "help", id: "few-steps" }), el("p", { class: "help" }, whereItRuns(planned)));
     } catch (error) {
       if (error.name === "AbortError") throw error;
       box.replaceChildren(el("p", { class: "small soft" }, `No estimate: ${error.message}`), el("p", { id: "time" }), el("p", { class: "help", id: "few-steps" }));
@@ -282,6 +282,10 @@ function showPlan(options, signature) {
     box.removeAttribute("aria-busy");
     showTime();
   });
+}
+
+function whereItRuns({ device, run_device: runs }) {
+  return runs === device ? device : `The run takes ${runs}, in main memory. The estimate is for a GPU.`;
 }
 
 function duration(seconds) {
