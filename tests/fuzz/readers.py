@@ -125,7 +125,7 @@ def read_request(name: str) -> int:
         asked: Any = parse_request(Path("body.json").read_bytes(), _BODIES[name][0])
         if isinstance(asked, OllamaBody):
             asked.check()
-            asked.refuse_unload()
+            _ = asked.unloads
         if isinstance(asked, OllamaEmbed):
             asked = asked.as_embedding(3)
         elif isinstance(asked, OllamaGenerate) and asked.raw:

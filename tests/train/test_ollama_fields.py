@@ -280,10 +280,13 @@ def test_no_text_has_no_vector(talker: Client) -> None:
 
 
 @pytest.mark.parametrize("value", [0, "0", "0s", 0.0])
-def test_a_model_is_not_unloaded(talker: Client, value: Any) -> None:
+def test_a_request_to_unload_is_answered_and_the_model_stays(talker: Client, value: Any) -> None:
     for path, empty in (("generate", {"prompt": ""}), ("chat", {"messages": []})):
-        assert "models stay loaded until" in ask(talker, path, 400, keep_alive=value, **empty)["error"]
-    assert ask(talker, "generate", prompt="x", keep_alive=value, options=GREEDY)["done"]
+        found = ask(talker, path, keep_alive=value, **empty)
+        assert found["done"] and found["done_reason"] == "unload"
+        assert ask(talker, path, keep_alive="10m", **empty)["done_reason"] == "load"
+    assert talker.ask("GET", "/api/ps").json["models"]
+    assert ask(talker, "generate", prompt="x", keep_alive=value, options=GREEDY)["done_reason"] == "length"
 
 
 @pytest.mark.parametrize("value", ["soon", "5", "5 m", True])

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 
 import wgrad
 from tests.train.serving import BASE, Client, serving
+from tests.train.test_turn_end import TEMPLATE, make_adapter, make_model
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
@@ -377,6 +378,17 @@ def test_a_wrong_request_is_one_line(client: Client, value: Any, status: int, pa
     error = reply.error
     assert (reply.status, error["param"]) == (status, param) and message in error["message"]
     assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+
+
+def test_who_asks_a_model_without_a_template_is_told_which_have_one(tmp_path: Path) -> None:
+    """An adapter's folder may have a template, and its base model none."""
+    base = make_model(tmp_path / "plain")
+    adapter = make_adapter(tmp_path / "mine", base, template=TEMPLATE)
+    asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    with serving(model=str(base), adapter=(str(adapter),)) as client:
+        error = client.post("chat/completions", {"model": "plain", **asked}).error
+        assert "model 'plain' has no chat template, which messages need: ask 'mine', or" in error["message"]
+        assert client.post("chat/completions", {"model": "mine", **asked}).status == 200
 
 
 def test_wrong_paths_types_and_sizes_are_refused(client: Client) -> None:

@@ -26,7 +26,7 @@ from wgrad.train.serve.answers import Choice, token_entry
 from wgrad.train.serve.body import read_body
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.ollama_fit import fitting
-from wgrad.train.serve.ollama_form import OllamaForm, loaded, now
+from wgrad.train.serve.ollama_form import OllamaForm, now, without_answer
 from wgrad.train.serve.ollama_requests import (
     NAMES,
     OllamaBody,
@@ -96,15 +96,13 @@ class OllamaApi:
     async def chat(self, request: Request) -> Response:
         asked = await self._asked(request, OllamaChat)
         if not asked.messages:
-            asked.refuse_unload()
-            return JSONResponse(loaded(asked.model, chat=True))
+            return JSONResponse(without_answer(asked.model, True, asked.unloads))
         return await self._chat(request, asked)
 
     async def generate(self, request: Request) -> Response:
         asked = await self._asked(request, OllamaGenerate)
         if not asked.prompt:
-            asked.refuse_unload()
-            return JSONResponse(loaded(asked.model, chat=False))
+            return JSONResponse(without_answer(asked.model, False, asked.unloads))
         tokenizer = self._preparation.tokenizer(asked.served)
         if tokenizer.has_chat_template and not asked.raw:
             return await self._chat(request, asked)

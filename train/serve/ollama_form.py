@@ -84,10 +84,14 @@ class OllamaForm:
         return [{"error": error.message}]
 
 
-def loaded(model: str, chat: bool) -> dict[str, Any]:
-    """Return the answer to a request without a prompt, which clients send to load a model."""
+def without_answer(model: str, chat: bool, unloads: bool) -> dict[str, Any]:
+    """Return the answer to a request without a prompt, by which clients load a model or unload it.
+
+    A model that is unloaded stays in memory here, and `/api/ps` goes on to list it.
+    """
     said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
-    return {"model": model, "created_at": now(), **said, "done": True, "done_reason": "load"}
+    reason = "unload" if unloads else "load"
+    return {"model": model, "created_at": now(), **said, "done": True, "done_reason": reason}
 
 
 def _call(number: int, call: dict[str, Any]) -> dict[str, Any]:

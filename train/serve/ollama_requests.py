@@ -103,10 +103,10 @@ class OllamaBody(Body, kw_only=True):
             got = self.keep_alive[:100]
             raise _wrong(f"keep_alive must be seconds, or a time such as '5m'; got {got!r}", "keep_alive")
 
-    def refuse_unload(self) -> None:
-        """ApiError: the model is to be unloaded, as a request without a prompt and with `keep_alive` 0 asks."""
-        if not re.search("[1-9]", str(self.keep_alive)) and self.keep_alive != "":
-            raise _wrong("keep_alive: models stay loaded until this server ends: end it to free memory", "keep_alive")
+    @property
+    def unloads(self) -> bool:
+        """True if a request without a prompt asks to unload the model: its `keep_alive` is 0."""
+        return self.keep_alive != "" and not re.search("[1-9]", str(self.keep_alive))
 
 
 class OllamaRequest(OllamaBody, kw_only=True):

@@ -80,8 +80,7 @@ class Preparation:
         """Return `n` jobs and the style of their answers. before: ids of a conversation so far. Raises ApiError."""
         tokenizer = self.tokenizer(request.model)
         if not tokenizer.has_chat_template:
-            message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
-            raise ApiError(400, message, "messages", "chat_template")
+            raise self._no_template(request.model)
         names = request.tool_names()
         if names and not knows_tools("\n".join(tokenizer.templates.values())):
             raise ApiError(400, "the request: tools: the chat template has no place for them: leave them out", "tools")
@@ -117,6 +116,13 @@ class Preparation:
         jobs = [self._job(request, number, ids, new, False, emit) for number in range(request.n)]
         jobs = self._guided(request.model, jobs, grammar, after)
         return [replace(job, shown=style.markers) for job in jobs], style
+
+    def _no_template(self, model: str) -> ApiError:
+        """Return the error of a conversation with a model without a chat template. It names those that have one."""
+        others = ", ".join(repr(name) for name, found in self.tokenizers.items() if found.has_chat_template)
+        advice = f"ask {others}, or use /v1/completions" if others else "use /v1/completions"
+        message = f"model {model!r} has no chat template, which messages need: {advice}"
+        return ApiError(400, f"{message}, or start the server with --chat-template", "messages", "chat_template")
 
     def _grammar(self, request: ChatRequest, tokenizer: Tokenizer, style: Style) -> str:
         """Return the grammar of an answer; "" without one. A forced call has one if llguidance is installed."""
