@@ -35,8 +35,8 @@ from wgrad.train.inference.batch_step import MOST_STEPS
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import Decoder
 from wgrad.train.inference.growing import Block, Growing
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.stacks import GATE_UP, QKV
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.resident import keeps_head

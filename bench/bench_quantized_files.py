@@ -29,8 +29,8 @@ from wgrad.train.data.gguf_tokenizer import write_tokenizer
 from wgrad.train.model.gguf_mix import MIXES
 from wgrad.train.model.gguf_model import GgufModel
 from wgrad.train.model.gguf_write import save_gguf
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import read_restored
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.weights import WeightSpec
 from wgrad.train.step.find_model import find_model

@@ -117,8 +117,8 @@ def run(args: argparse.Namespace) -> None:
     from wgrad.train.commands.serve import guarded
     from wgrad.train.data.tokenizer_source import open_tokenizer
     from wgrad.train.inference.all_kernels import run_all_kernels
+    from wgrad.train.model.load_config import parse_model_config
     from wgrad.train.model.model import Model
-    from wgrad.train.model.model_config import parse_model_config
     from wgrad.train.options.serve_config import CACHE_SEQUENCES, ServeConfig
     from wgrad.train.serve.engine import Engine
     from wgrad.train.serve.http_server import HttpServer, listen, resolve

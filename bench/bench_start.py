@@ -34,8 +34,8 @@ from wgrad.autograd.bench import timing
 from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.load_weights import Loader
-from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.model_files import INDEX_FILE
 from wgrad.train.model.weights import weight_specs
 from wgrad.wgsl.device import WgpuDevice

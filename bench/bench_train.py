@@ -37,7 +37,7 @@ from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.bench_model import SHAPES, Shape, build, random_step
-from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.fit import Fit

@@ -13,8 +13,8 @@ from count_launches import counting_device
 from wgrad.train.commands.bench_model import SHAPES, random_weights
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.growing import Growing
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.options.generate_config import GREEDY
 
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from wgrad.device.files import make_folder, write_json
 from wgrad.train.commands.cli import main as wgrad
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
-from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import weight_specs
 

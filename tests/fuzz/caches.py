@@ -146,7 +146,7 @@ def _layers(path: Path) -> None:
 def _of_gguf(path: Path) -> None:
     """Put the file into the folder of a GGUF base model, in place of what wgrad has written there."""
     from wgrad.train.data.tokenizer_source import open_tokenizer
-    from wgrad.train.model.model_config import load_model_config
+    from wgrad.train.model.load_config import load_model_config
     from wgrad.train.step.find_model import find_model
 
     folder = find_model("model/model.gguf")

@@ -11,7 +11,7 @@ from tests.hip.test_training import LOOP, make_checkpoint
 from wgrad.device.contract import Device
 from wgrad.device.formats.gguf_quantize import rounded
 from wgrad.train.inference.generation import generate_ids
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.qat import adapted
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen

@@ -18,7 +18,7 @@ from wgrad.device.formats.frozen_weight import formats
 from wgrad.hip.elements import implements
 from wgrad.hip.gemm.plan import DECODED_IN_PRODUCTS
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.objectives import OBJECTIVES, SFT
 from wgrad.train.plan.plan import plan_run

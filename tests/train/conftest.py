@@ -21,7 +21,7 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.scored_keys import Ernie45MoeFile, ScoredFile
 from wgrad.train.model.weights import constants, weight_specs
 

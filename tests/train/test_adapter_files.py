@@ -17,8 +17,8 @@ from wgrad.train.files.safetensors_files import from_arrays, read_entries, write
 from wgrad.train.model import patterns
 from wgrad.train.model.adapter_config import CONFIG_FILE, _unread, adapter_note
 from wgrad.train.model.adapter_files import WEIGHTS_FILE, load_adapter, save_adapter
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.lora import LoraConfig, init_lora, lora_shapes, match_targets
-from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.input_options import PROJECTIONS
 from wgrad.train.step.lora_options import lora_config

@@ -16,9 +16,9 @@ from wgrad.train.inference.growing import Growing
 from wgrad.train.inference.text_models import mixing_models
 from wgrad.train.model import adapter_mix
 from wgrad.train.model.adapter_mix import Loaded, can_mix, first_that_mix
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen
 

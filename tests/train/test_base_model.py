@@ -12,7 +12,7 @@ import pytest
 from wgrad.device.contract import Device
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.inference.generation import generate_ids
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen, count_parameters

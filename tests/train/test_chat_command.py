@@ -20,8 +20,8 @@ from wgrad.train.commands.chat_thoughts import Thoughts
 from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.serve.answer_parts import Style
 from wgrad.train.terminal.columns import Columns, wrap
 

@@ -14,7 +14,7 @@ from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.inference.growing import Growing
 from wgrad.train.model.chunks import ChunkPages, growth_by_position
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen
 

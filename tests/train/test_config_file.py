@@ -21,8 +21,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.decode import parse_json
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import linear_modules
-from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.multimodal import MULTIMODAL
 from wgrad.train.model.rope_scaling import ROPE_TYPES, rope_tables
 from wgrad.train.model.save_model import save_description

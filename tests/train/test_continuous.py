@@ -19,8 +19,8 @@ from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.inference.growing import Growing
 from wgrad.train.inference.warm_up import warm_up
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY, Sampling
 from wgrad.train.step.build import build_frozen
 

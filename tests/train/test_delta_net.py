@@ -19,9 +19,9 @@ from wgrad.train.commands.cli import main
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.inference.growing import Growing
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen, build_trainable

@@ -14,7 +14,7 @@ from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen, build_trainable

@@ -17,9 +17,9 @@ from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.inference.choice_scores import choice_batches, log_likelihoods
 from wgrad.train.inference.scoring import score
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import build_frozen

@@ -16,9 +16,9 @@ from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model import load_streamed
 from wgrad.train.model.expert_slots import CannotKeep
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, expert_modules, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.options.generate_config import Sampling
 from wgrad.train.step.build import build_frozen, frozen_adapter

@@ -19,7 +19,7 @@ from wgrad.autograd.select_device import gpu_elsewhere
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import ROW_STEP
-from wgrad.train.model.model_config import load_model_config, parse_model_config
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size

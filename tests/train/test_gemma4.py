@@ -17,10 +17,10 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.inference.generation import generate_batch, generate_ids
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import linear_modules, match_targets
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY

@@ -23,7 +23,7 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.inference.generation import generate_batch
 from wgrad.train.inference.guide import MASKED
 from wgrad.train.inference.guided import Anything, guided_batch
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY, Sampling
 from wgrad.train.step.build import build_frozen
 

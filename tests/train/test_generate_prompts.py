@@ -19,8 +19,8 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.prompts import read_prompts
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
-from wgrad.train.model.model_config import load_model_config
 
 PROMPTS = ["the quick", "all that", "a", "the early bird catches", "é"]
 

@@ -14,9 +14,9 @@ from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.generate_config import GREEDY, Sampling
 from wgrad.train.step.build import build_frozen

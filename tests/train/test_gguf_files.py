@@ -21,8 +21,8 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.data.packing import BatchStream, Document
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import SINGLE_FILE, ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions

@@ -18,7 +18,7 @@ from wgrad.train.files.imatrix_file import Imatrix
 from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.gguf_model import GgufModel
 from wgrad.train.model.gguf_write import save_gguf
-from wgrad.train.model.model_config import load_model_config, parse_model_config
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import weight_specs
 

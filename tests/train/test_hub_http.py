@@ -23,7 +23,7 @@ from wgrad.train.files import hub_answers, hub_data
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.hub_data import data_set_files
 from wgrad.train.files.hub_splits import files_of_conversion
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.step.find_model import find_model
 

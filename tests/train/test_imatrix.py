@@ -21,8 +21,8 @@ from wgrad.train.commands.importance import Squares, by_gguf_names
 from wgrad.train.data.packing import Document
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix, load_imatrix
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.step.build import build_frozen
 
 pytestmark = pytest.mark.oracle

@@ -12,7 +12,7 @@ from tests.conftest import wgpu_sibling
 from wgrad.device.errors import DeviceError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import BatchStream, Document
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.plan import plan_run
 from wgrad.train.run import session

@@ -12,7 +12,7 @@ import pytest
 from tests.wgsl.launches import launched
 from wgrad.device.errors import WgradError
 from wgrad.train.data.packing import Batch, Step
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.fit import Fit, words
 from wgrad.train.plan.plan import Plan, plan_run, run_dry

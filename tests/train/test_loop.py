@@ -16,7 +16,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
 from wgrad.train.inference.generation import generate_ids
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.output.metrics import MetricsFile, read_metrics

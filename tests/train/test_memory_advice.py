@@ -12,7 +12,7 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.activations import estimate_activations
 from wgrad.train.step.memory import advising, for_parameters, for_steps

@@ -19,10 +19,10 @@ from wgrad.device.errors import ShapeError, WgradError
 from wgrad.train.model import model as model_file
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.kv_cache import KVCache
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables

@@ -23,7 +23,7 @@ from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Batch, BatchStream, Document, Example, Pair, eval_batches
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.output.metrics import read_steps
 from wgrad.train.plan.plan import plan_run

@@ -22,7 +22,7 @@ from wgrad.autograd.tensor import Tensor, parameter
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
 from wgrad.train.data.packing import BatchStream, Document
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import parse_size, size

@@ -24,10 +24,10 @@ from wgrad.train.data.packing import Batch, Step
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.token_tables import TokenTables
 from wgrad.train.model.weights import whole_modules

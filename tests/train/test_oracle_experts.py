@@ -36,8 +36,8 @@ from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.inputs import whole_inputs
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear_modules, lora_shapes
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.router import choose
 from wgrad.train.model.streamed_weights import StreamedWeights

@@ -27,10 +27,11 @@ from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.config_file import UNSUPPORTED
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.inputs import whole_inputs
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import ModelConfig, load_model_config, parse_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, open_files, use_own_head
 from wgrad.train.model.rope_scaling import inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD

@@ -19,9 +19,9 @@ from tests.train.conftest import as_in_files, distance, random_weights, tiny_con
 from tests.train.test_oracle_model import CASES, batch, exact_norms, full_model, make_inputs, oracle
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_untrained
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config
 
 torch = oracle_package("torch")
 

@@ -18,7 +18,7 @@ from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.inference.guided import Free, guided_batch, text_ids
 from wgrad.train.inference.repetition import Repetition, penalize
 from wgrad.train.inference.scoring import score
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen

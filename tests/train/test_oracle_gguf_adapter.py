@@ -34,8 +34,9 @@ from wgrad.train.model.gguf_shared_keys import (
     shared_value,
     write_shared,
 )
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import ModelConfig, load_model_config, parse_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.build import build_frozen
 

@@ -56,9 +56,10 @@ from wgrad.train.model import load_streamed
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.gguf_model import GgufModel
 from wgrad.train.model.gguf_write import save_gguf
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.mamba_sizes import Mamba2
-from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import WeightSpec
 from wgrad.train.step import find_model as module

@@ -24,9 +24,9 @@ from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.step.build import build_frozen
 
 peft = oracle_package("peft")

@@ -31,8 +31,8 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.gguf_model import _without_place
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.build import build_frozen

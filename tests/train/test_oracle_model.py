@@ -25,9 +25,9 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model import model as model_file
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_trainable, load_untrained
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.save_model import save_full
 from wgrad.train.model.weights import weight_specs
@@ -775,7 +775,7 @@ def test_the_tables_of_the_docs_are_current() -> None:
 
 def test_rope_parameters_of_either_version_agree(tmp_path: Path) -> None:
     """transformers 4 and 5 write the same scaling in different places."""
-    from wgrad.train.model.model_config import parse_model_config
+    from wgrad.train.model.load_config import parse_model_config
 
     base = json.loads(json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 48, "num_hidden_layers": 1}))
     base |= {"num_attention_heads": 4, "vocab_size": 8, "intermediate_size": 8}

@@ -25,8 +25,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.output.card_use import Contents
 from wgrad.train.step.build import build_frozen

@@ -18,7 +18,7 @@ from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer

@@ -24,7 +24,7 @@ from tests.train.test_oracle_adapter import (
 from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import save_adapter
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import TrainableModel, build_frozen, build_trainable
 

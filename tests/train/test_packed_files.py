@@ -19,7 +19,7 @@ from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.files import packed_files
 from wgrad.train.files.safetensors_files import read_entries
-from wgrad.train.model.model_config import load_model_config, parse_model_config
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.step.build import build_frozen
 

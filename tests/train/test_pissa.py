@@ -14,9 +14,9 @@ from tests.train.nf4_writer import save_nf4_checkpoint
 from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE, load_adapter
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.pissa import PissaStart, start_within
 
 pytestmark = pytest.mark.usefixtures("short_samples")

@@ -20,7 +20,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands import cli
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
 from wgrad.train.inference.generation import generate_ids
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles, opened_once
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions

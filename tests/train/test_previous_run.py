@@ -16,8 +16,8 @@ from tests.train.nf4_writer import save_nf4_checkpoint
 from wgrad.device.files import write_json
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.output.metrics import read_steps
 from wgrad.train.run.loop import MANY_SKIPPED

@@ -21,7 +21,7 @@ from wgrad.device.formats.frozen_weight import formats
 from wgrad.device.formats.gguf_quantize import ROUNDED
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.qat import Rounding

@@ -18,8 +18,8 @@ from wgrad.train.files.fp8_files import with_fp8
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model import quantize_parts as module
 from wgrad.train.model import read_ahead
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import Loader
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.quantize_parts import quantize_parts
 
 torch, torch_files = oracle_package("torch"), oracle_package("safetensors.torch")

@@ -15,8 +15,8 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.files.safetensors_files import TensorEntry, from_arrays, read_entries, write_safetensors
 from wgrad.train.model import read_ahead as module
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import Loader, load_frozen
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.read_ahead import pieces, read_ahead
 from wgrad.train.model.weights import weight_specs

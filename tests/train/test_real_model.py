@@ -30,7 +30,7 @@ from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import build_frozen, build_trainable
 from wgrad.train.step.find_model import find_model

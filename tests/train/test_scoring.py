@@ -12,7 +12,7 @@ from wgrad.device.errors import UnusableResult
 from wgrad.train.inference import scoring
 from wgrad.train.inference.generation import Decoder, generate_batch
 from wgrad.train.inference.scoring import log_probs, score
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.generate_config import Sampling
 from wgrad.train.step.build import build_frozen
 

@@ -22,8 +22,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.serve import body, connection
 from wgrad.train.serve.errors import ApiError

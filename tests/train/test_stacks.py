@@ -12,9 +12,10 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import no_grad
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.model.kv_cache import KVCache
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import ModelConfig, parse_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.stacks import GATE_UP, QKV, adapter_groups, stack_adapter, stack_if_last
 from wgrad.train.model.weights import weight_specs

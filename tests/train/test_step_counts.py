@@ -18,7 +18,7 @@ import pytest
 
 from wgrad.autograd.select_device import gpu_elsewhere
 from wgrad.train.commands.bench_model import SHAPES, RandomWeights
-from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan import fit
 from wgrad.wgsl.attention.attention import MOST_OF_A_WORKGROUP, MOST_ON_UNITS

@@ -27,9 +27,9 @@ from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model import load_streamed as module
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_streamed import cached_files, chosen_share, load_streamed
 from wgrad.train.model.load_weights import load_frozen
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.stacks import QKV
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING, HEAD

@@ -18,8 +18,8 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.data.tokenizer_source import find_source, open_tokenizer, save_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules, lora_shapes
-from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.weights import weight_specs
 
 END = "<turn/>"  # no name that llama.cpp knows

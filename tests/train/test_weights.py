@@ -20,9 +20,9 @@ from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.files import gguf_files, safetensors_files
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, open_files, use_own_head
 from wgrad.train.model.save_model import save_full
 from wgrad.train.model.weights import EMBEDDING, HEAD, weight_specs

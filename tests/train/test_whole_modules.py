@@ -14,8 +14,8 @@ from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model.adapter_config import CONFIG_FILE
 from wgrad.train.model.adapter_files import WEIGHTS_FILE, load_adapter
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import linear_modules
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.weights import whole_modules
 
 KEYS = {"base_model.model.model.embed_tokens.weight", "base_model.model.lm_head.weight"}

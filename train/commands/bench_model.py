@@ -14,10 +14,11 @@ from wgrad.device.dry_run import DryRuntime
 from wgrad.device.formats.mxfp4 import Mxfp4Array
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.load_weights import read_from_main_memory
 from wgrad.train.model.lora import Adapter, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import ModelConfig, parse_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions

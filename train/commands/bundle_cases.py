@@ -12,9 +12,10 @@ from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.recorded_cases import RecordingDevice, recorded
 from wgrad.device.contract import Device
 from wgrad.train.inference.generation import generate_ids
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import ModelConfig, parse_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.generate_config import Sampling

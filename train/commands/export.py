@@ -13,8 +13,8 @@ from wgrad.train.data.tokenizer_source import find_source
 from wgrad.train.model.adapter_config import adapter_note
 from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.gguf_adapter import is_gguf_adapter, save_gguf_adapter
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import expert_modules, linear_modules
-from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.export_config import ExportConfig
 from wgrad.train.step.find_model import base_name, find_base
 from wgrad.train.terminal.output import say

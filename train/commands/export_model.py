@@ -20,7 +20,7 @@ from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.files.imatrix_file import IMATRIX_FILE
 from wgrad.train.files.input_files import read_input
 from wgrad.train.model.gguf_model import FILE
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.export_config import ModelExportConfig
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.model_options import DEFAULT_CONTEXT

@@ -26,11 +26,12 @@ from wgrad.train.model.adapter_config import adapter_note, refuse_variant
 from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.gguf_model import FILE, GgufModel
 from wgrad.train.model.inputs import whole_inputs
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import adaptable
 from wgrad.train.model.merge import Merge, save_merged, save_merged_gguf
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.qat import QAT_MIXES
 from wgrad.train.options.finetune_config import CONFIG_FILE

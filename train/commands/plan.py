@@ -11,7 +11,8 @@ from typing import Any
 from wgrad.autograd.select_device import gpu_elsewhere, select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import open_files, opened_once
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size

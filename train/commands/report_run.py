@@ -15,7 +15,7 @@ from wgrad.autograd.select_device import select_device
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.library.finetune import finetune
 from wgrad.train.library.results import FinetuneResult
-from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import CONFIG_FILE

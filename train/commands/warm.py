@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from wgrad.autograd.select_device import select_device
 from wgrad.device.errors import WgradError
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size

@@ -14,7 +14,8 @@ from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.inference.scoring import most_work
 from wgrad.train.model.adapter_config import base_of_adapter
-from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.finetune_config import RunOptions

@@ -1,45 +1,26 @@
-"""Configuration of a decoder in one frozen dataclass, parsed from config.json.
+"""Configuration of a decoder in one frozen dataclass, which load_config.py makes of config.json.
 
-The files of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters) are accepted. Field names are Hugging
-Face's; config_file.py has their types, ranges and defaults.
+Field names are Hugging Face's.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from wgrad.device.errors import WgradError
-from wgrad.train.files.decode import convert, read_json, show
-from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.packed_files import Packing
 from wgrad.train.model.altup import AltUp
-from wgrad.train.model.config_file import NameFile, QuantizationFile, check_heads, refuse_unsupported
+from wgrad.train.model.config_file import QuantizationFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.latent_attention import LatentAttention
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
 from wgrad.train.model.mamba_sizes import Mamba2
-from wgrad.train.model.multimodal import MULTIMODAL, text_config
+from wgrad.train.model.multimodal import MULTIMODAL
 from wgrad.train.model.per_layer import PerLayer
-from wgrad.train.model.quantized_keys import fp8_block, nf4, packing_of
-from wgrad.train.model.rope_scaling import RopeConfig, parse_ropes
+from wgrad.train.model.rope_scaling import RopeConfig
 
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "relu2": "relu2",
-    "xielu": "xielu",
-}
-_ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")  # files with another one do not use the last
-_USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
 Mixer = LinearAttention | GatedConvolution | Mamba2  # replaces attention in a layer, or runs alongside it
-_UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +96,7 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    hidden_act: str = "silu"  # or another of _ACTIVATIONS
+    hidden_act: str = "silu"  # or another value of load_config._ACTIVATIONS
     windows: tuple[int, ...]
     use_rope: tuple[bool, ...]
     rope: RopeConfig
@@ -300,101 +281,3 @@ def _later(part: Any) -> dict[str, Any]:
         if is_dataclass(value) and (inside := _later(value)):
             changed[f"{f.name} too"] = inside
     return changed
-
-
-def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
-    """Read the configuration in `folder`/config.json.
-
-    Raises:
-        WgradError: The file is missing or not JSON, a value is out of range, or the model is not supported.
-    """
-    path = Path(folder) / "config.json"
-    if not exists(path, "--model"):
-        raise WgradError(f"--model: {folder} has no config.json: give the folder of a model in Hugging Face layout")
-    return parse_model_config(read_json(path, dict[str, Any], "--model", from_python=True), f"--model: {path}")
-
-
-def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-    """Return the configuration in the mapping of a config.json. `where` begins each error."""
-    name = _architecture(convert(raw, NameFile, where), where)
-    if name in MULTIMODAL:
-        text = parse_model_config(text_config(raw, name, where), f"{where}: text_config")
-        if text.experts is not None and (files := MULTIMODAL[name].experts_files):
-            text = replace(text, experts=replace(text.experts, files=files))
-        return replace(text, text_of=name)
-    family = FAMILIES[name]
-    file = convert(raw, family.keys, where)
-    refuse_unsupported(raw, file, where)
-    layers, (heads, kv_heads, head_dim) = file.num_hidden_layers, file.attention_sizes
-    variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers}
-    variant |= {"hidden_act": file.hidden_act, "rms_norm_eps": file.rms_norm_eps}
-    variant |= family.variant(file)
-    if variant.get("experts") is not None:
-        variant["experts"] = replace(variant["experts"], balance=file.balance)
-    key = next(key for key in _ACTIVATION_KEYS if key in file.__struct_fields__)
-    variant["hidden_act"] = _activation(variant["hidden_act"], variant.get("gated", True), f"{where}: {key}")
-    latent: LatentAttention | None = variant.get("latent")
-    head_dim = latent.width if latent else head_dim
-    head_dims, all_kv_heads = variant.get("head_dims") or (head_dim,), variant.get("kv_heads") or (kv_heads,)
-    for width, groups in dict.fromkeys(((head_dim, kv_heads), *zip(head_dims, all_kv_heads))):
-        check_heads(heads, groups, width, where)
-    rotated = (latent.rotated,) if latent else head_dims
-    rope, variant["local_rope"] = parse_ropes(file, *_rotated_dims(variant["windows"], rotated), where)
-    if latent is not None:
-        variant["score_scale"] = head_dim**-0.5 * rope.score_factor
-    return ModelConfig(
-        architecture=name,
-        vocab_size=file.vocab_size,
-        hidden_size=file.hidden_size,
-        intermediate_size=variant.pop("intermediate_size", file.intermediate_size),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=file.max_position_embeddings,
-        tie_word_embeddings=file.tie_word_embeddings,
-        rope=rope,
-        extra_layers=variant.pop("extra_layers", file.num_nextn_predict_layers or 0),
-        quantization=nf4(file.quantization_config, where),
-        fp8_block=fp8_block(file.quantization_config, where),
-        packing=packing_of(file.quantization_config, where),
-        dropouts=file.asked_dropouts(raw),
-        **variant,
-    )
-
-
-def _architecture(file: NameFile, where: str) -> str:
-    """Return the architecture of a config.json, by `model_type` as in transformers, or else by `architectures`.
-
-    Raises:
-        WgradError: The architecture is not supported.
-    """
-    names = file.architectures or []
-    by_type = {kind: name for name, family in FAMILIES.items() for kind in (family.model_type, *family.other_types)}
-    by_type |= {whole.model_type: name for name, whole in MULTIMODAL.items()}
-    if file.model_type is not None:
-        found = by_type.get(file.model_type)
-    else:
-        found = next((name for name in names if name in by_type.values()), None)
-    if found is None:
-        what = [f"model_type {show(file.model_type)}"] if file.model_type is not None or not names else []
-        what += [f"architecture {one_line(', '.join(names))}"] if names else []
-        usual = ", ".join(_USUAL)
-        raise WgradError(
-            f"{where}: {', '.join(what)} is not supported: use a model of {usual} or another of the {len(by_type)} "
-            "architectures that docs/reference/models.md lists"
-        )
-    return found
-
-
-def _rotated_dims(windows: Sequence[int], head_dims: Sequence[int]) -> tuple[int, int]:
-    """Return the head_dim of layers without a window and of those with one, or the first layer's if there are none."""
-    dims = {window > 0: width for window, width in zip(windows, head_dims)}
-    return dims.get(False, head_dims[0]), dims.get(True, head_dims[0])
-
-
-def _activation(name: str, gated: bool, where: str) -> str:
-    known = [key for key in _ACTIVATIONS if key != "swish" and not (gated and key in _UNGATED)]
-    if name not in (*known, "swish"):
-        raise WgradError(f"{where} {show(name)} is not supported: {', '.join(known)} are")
-    return _ACTIVATIONS[name]

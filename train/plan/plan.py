@@ -14,7 +14,8 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.data.packing import Document, Example, Pair, Step, eval_batches
 from wgrad.train.inference.generation import generate_ids
-from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.finetune_config import RunOptions

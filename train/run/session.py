@@ -20,7 +20,8 @@ from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_files import TEMPLATE_FILE
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.inference.generation import check_positions
-from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.choices import AUTO

@@ -27,7 +27,7 @@ import wgrad
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.files.input_files import expand_path, one_line
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.export_config import EXPORT_TOOLS, ModelExportConfig
 from wgrad.train.options.finetune_config import USUAL, FinetuneConfig

@@ -24,7 +24,7 @@ from wgrad.train.files.input_files import exists, expand_path, one_line
 from wgrad.train.model.adapter_config import base_of_adapter
 from wgrad.train.model.gguf_config import config_of_gguf
 from wgrad.train.model.gguf_experts import gguf_specs
-from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.model_files import GGUF, is_left_over, one_gguf_file
 from wgrad.train.model.weights import HEAD, weight_specs
 
