@@ -25,6 +25,13 @@ def check_labels(name: str, targets: Any, classes: int, ignored: int) -> None:
             )
 
 
+def _check_options(reduction: str, label_smoothing: float) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise ShapeError(f'cross_entropy: reduction must be "mean", "sum" or "none", got {reduction!r}')
+    if not 0 <= label_smoothing < 1:
+        raise ShapeError(f"cross_entropy: label_smoothing must be from 0 to below 1, got {label_smoothing}")
+
+
 def cross_entropy(
     logits: Tensor,
     targets: Any,
@@ -49,10 +56,7 @@ def cross_entropy(
         ShapeError: the shapes or an option are not as described.
     """
     labels = _labels(logits, targets, ignore_index)
-    if reduction not in ("mean", "sum", "none"):
-        raise ShapeError(f'cross_entropy: reduction must be "mean", "sum" or "none", got {reduction!r}')
-    if not 0 <= label_smoothing < 1:
-        raise ShapeError(f"cross_entropy: label_smoothing must be from 0 to below 1, got {label_smoothing}")
+    _check_options(reduction, label_smoothing)
     device = logits.device
     z = view_of(logits.data, device)
     target = view_of(device.view(labels.array(), (logits.shape[0], 1)), device)

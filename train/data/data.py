@@ -111,8 +111,6 @@ def load_data(
         shared_process().close()  # no more templates to render
     mix, line = _mix(sources, [len(part) for part in parts], documents, train)
     tokens = sum(map(len, train)) + sum(map(len, held_out))
-    more = tally.bad_lines - len(tally.bad)
-    listed = [f"skipped {line}" for line in tally.bad] + ([f"skipped {more} more"] if more else [])
     return Dataset(
         train,
         held_out,
@@ -122,7 +120,7 @@ def load_data(
         cut_tokens=tally.cut_tokens,
         left_out=tally.left_out,
         bad_lines=tally.bad_lines,
-        remarks=(*tally.notes, *line, *listed),
+        remarks=(*tally.notes, *line, *tally.skipped()),
         mix=mix,
         turns=_turns(tally.turns),
     )

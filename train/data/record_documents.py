@@ -41,6 +41,11 @@ class Tally:
     notes: list[str] = field(default_factory=list)
     turns: Counter[tuple[str, bool]] = field(default_factory=Counter)  # role, whether it counts for the loss
 
+    def skipped(self) -> list[str]:
+        """Return a line for each of the first bad lines, and one for the rest."""
+        more = self.bad_lines - len(self.bad)
+        return [f"skipped {line}" for line in self.bad] + ([f"skipped {more} more"] if more else [])
+
 
 def read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: Tally) -> Documents[Any]:
     """Return the documents of a file's records. Raises WgradError."""

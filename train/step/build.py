@@ -148,13 +148,7 @@ def build_trainable(
         start=start,
         staying={"resident": resident_layers(config, model_config)},
     )
-    with advising(for_parameters(config)):
-        shapes = whole_shapes(lora, whole_modules(model_config))
-        parameters = lora_parameters(start.values if start else values, device, config.loraplus_lr_ratio, shapes)
-    for name in shapes.keys() - values.keys():
-        # A head that is tied to the embedding starts as a copy of it.
-        source = EMBEDDING if name == HEAD and model_config.tie_word_embeddings else name
-        load_trainable(folder, model_config, {source: parameters.tensors[name].data}, device, contents=contents)
+    parameters = _adapter_parameters(config, model_config, folder, device, lora, values, contents)
     adapter = stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined)
     if lora.dora and not config.adapter and contents:
         start_magnitudes(adapter, weights, device)
@@ -208,6 +202,26 @@ def _all_parameters(
         parameters = FlatParameters(specs, device)
     arrays = {name: tensor.data for name, tensor in parameters.tensors.items()}
     load_trainable(folder, model_config, arrays, device, progress, contents)
+    return parameters
+
+
+def _adapter_parameters(
+    config: RunOptions,
+    model_config: ModelConfig,
+    folder: str | os.PathLike[str],
+    device: Device,
+    lora: LoraConfig,
+    values: Mapping[str, np.ndarray],
+    contents: bool,
+) -> FlatParameters:
+    """Return the parameters of an adapter. Whole modules that `values` lacks start as in the model's files."""
+    with advising(for_parameters(config)):
+        shapes = whole_shapes(lora, whole_modules(model_config))
+        parameters = lora_parameters(values, device, config.loraplus_lr_ratio, shapes)
+    for name in shapes.keys() - values.keys():
+        # A head that is tied to the embedding starts as a copy of it.
+        source = EMBEDDING if name == HEAD and model_config.tie_word_embeddings else name
+        load_trainable(folder, model_config, {source: parameters.tensors[name].data}, device, contents=contents)
     return parameters
 
 
