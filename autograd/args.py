@@ -111,9 +111,11 @@ class Args:
             *some, last = (np.dtype(t).name for t in KINDS[kind] if t is not np.float64)
             names = f"{', '.join(some)} or {last}" if some else last
             raise self.fail(f"{name} must be {names}, got {dtype.name}; cast it first")
-        if dtype == F16 and self.device is not None and not self.device.float16:
+        # Weights and stored scales are decoded from their bits, which needs no arithmetic in 16 bits.
+        if dtype == F16 and kind == "float" and self.device is not None and not self.device.float16:
             raise self.fail(
-                f"{name} is float16, which {self.device.description} does not support; use float32 (--compute float32)"
+                f"{name} is float16, which {self.device.description} takes for weights only; use float32 "
+                "(--compute float32)"
             )
         if dtype == BF16 and kind == "float" and self.device is not None and not self.device.bfloat16:
             raise self.fail(

@@ -73,8 +73,8 @@ class Device(Protocol):
     description: str  # one line for the user: GPU, driver, backend
     facts: dict[str, Any]  # the same for reports: name; if known also backend, type, driver, memory_bytes, ...
     reason: str  # why this device was selected, for the user
-    float16: bool  # whether float16 arrays are supported
-    bfloat16: bool  # whether bfloat16 activations are supported; bfloat16 weights always are
+    float16: bool  # whether float16 activations are supported; weights in both types always are
+    bfloat16: bool  # whether bfloat16 activations are supported
 
     stacks_weights: bool  # one matmul with several weights stacked costs less than one with each
     shared_memory: bool  # its memory is main memory, so keeping arrays on the host gains nothing

@@ -16,6 +16,7 @@ from wgrad.autograd.ops.optimizer import HYPER_SIZE, STATE_SIZE
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, parameter
 from wgrad.device.errors import ShapeError, WgradError
+from wgrad.device.formats.frozen_weight import formats
 
 CPU = ReferenceDevice()
 NF4 = CPU.quantize(np.ones((7, 10), np.float32))
@@ -373,11 +374,14 @@ class _Only32Bits(ReferenceDevice):
 def test_a_device_without_16_bits_refuses_them_but_for_weights() -> None:
     device = _Only32Bits()
     x = Tensor(np.ones((3, 4), np.float32), device)
-    with pytest.raises(ShapeError, match="dtype is float16, which NumPy .* does not support; use float32"):
+    with pytest.raises(ShapeError, match="dtype is float16, which NumPy .* takes for weights only; use float32"):
         F.cast(x, np.float16)
     with pytest.raises(ShapeError, match="x is float16, which"):
         F.silu(Tensor(np.ones((3, 4), np.float16), device))
     with pytest.raises(ShapeError, match="x is bfloat16, which .* takes for weights only; use float32"):
         F.silu(Tensor(np.ones((3, 4), ml_dtypes.bfloat16), device))
-    table = np.ones((5, 4), ml_dtypes.bfloat16)  # a weight: on every device
-    assert F.embedding(Tensor(table, device), np.zeros(3, np.int32)).shape == (3, 4)
+    for dtype in (np.float16, ml_dtypes.bfloat16):  # a weight: on every device
+        table = Tensor(np.ones((5, 4), dtype), device)
+        assert F.embedding(table, np.zeros(3, np.int32)).shape == (3, 4)
+    weight = formats()["q4_0"].quantize(np.ones((5, 32), np.float32))  # its scales are float16
+    assert device.linear_quantized(np.ones((3, 32), np.float32), weight).shape == (3, 5)

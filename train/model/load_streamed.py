@@ -92,7 +92,7 @@ def load_streamed(
     layers = [make(number, weights) for number, weights in enumerate(shapes)]
     remarks = [] if remarks is None else remarks
     kept = contents and loader.quantize and start is None  # PiSSA's weights belong to one run
-    path = _path(loader.files, double_quant, block_size, device) if kept else None
+    path = _path(loader.files, double_quant, block_size) if kept else None
     known = path is not None and _read(path, layers, device, remarks)
     others, tables = _others(loader, device, contents, keep_head)
     if (resident or slots) and not contents:  # resident layers are allocated one by one, as in a real run
@@ -173,13 +173,13 @@ def _load(
 
 
 # ---- the file ----------------------------------------------------------------------------
-def _path(files: ModelFiles, double_quant: bool, block_size: int, device: Device) -> Path:
+def _path(files: ModelFiles, double_quant: bool, block_size: int) -> Path:
     """Return the path of this base model's layers with these quantization options. All devices quantize to equal bits.
 
     The key includes the files' modification times, since `digest` only samples large tensors.
     """
     written = sorted({entry.path.stat().st_mtime_ns for entry in files.entries.values()})
-    key = f"{FORMAT} {files.digest()} {written} nf4 {double_quant} {block_size} {device.float16}"
+    key = f"{FORMAT} {files.digest()} {written} nf4 {double_quant} {block_size}"
     return cached_weights() / (hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + SUFFIX)
 
 

@@ -41,15 +41,12 @@ def _value(files: ModelFiles, spec: WeightSpec) -> np.ndarray:
     return value.astype(np.float32) + np.float32(offset) if offset else value
 
 
-def dtype_on(files: ModelFiles, spec: WeightSpec, device: Device) -> np.dtype:
+def dtype_on_device(files: ModelFiles, spec: WeightSpec) -> np.dtype:
     """Return a tensor's dtype on the device: float32 for norms and biases, else the files' dtype.
 
-    On a device without float16, float16 becomes float32; bfloat16 works on all. Raise WgradError as `ModelFiles.read`
-    does.
+    Raise WgradError as `ModelFiles.read` does.
     """
-    dtype = files.dtype(spec)
-    wide = spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16)
-    return np.dtype(np.float32) if wide else dtype
+    return np.dtype(np.float32) if spec.kind in ("norm", "bias") else files.dtype(spec)
 
 
 def place(
@@ -61,7 +58,7 @@ def place(
     start: PissaStart | None = None,
     pieces: Iterator[np.ndarray] | None = None,
 ) -> Array:
-    """Load a tensor onto the device with the dtype of `dtype_on`.
+    """Load a tensor onto the device with the dtype of `dtype_on_device`.
 
     Args:
         files: Files of the model.
@@ -72,7 +69,7 @@ def place(
         start: Subtracts an adapter's start from a projection.
         pieces: Pieces of the tensor in the files' dtype, if they have been read.
     """
-    dtype = dtype_on(files, spec, device)
+    dtype = dtype_on_device(files, spec)
     if not contents:
         return (empty or device.empty)(spec.shape, dtype)
     if pieces is not None:
@@ -148,7 +145,7 @@ class Loader:
             return self.files.read_frozen(spec, device, contents)
         pieces = pieces if self._ahead(spec, device) else None
         if spec.kind == "experts" and self.quantize:
-            entry, dtype = self.files.float_entry(spec), dtype_on(self.files, spec, device)
+            entry, dtype = self.files.float_entry(spec), dtype_on_device(self.files, spec)
             return quantize_parts(entry, dtype, device, self._block_size, self._double_quant, contents, pieces)
         if read_from_main_memory(spec, self.config, device):
             try:
@@ -169,7 +166,7 @@ class Loader:
         """Return the entry of a tensor that is read in pieces."""
         if spec.is_linear and self.files.is_frozen(spec) or (spec.kind == "projection" and self.start is not None):
             return None
-        return self.files.readable_ahead(spec, dtype_on(self.files, spec, device))
+        return self.files.readable_ahead(spec, dtype_on_device(self.files, spec))
 
     def all(
         self, device: Device, progress: Progress | None = None, contents: bool = True, stacked: bool = False

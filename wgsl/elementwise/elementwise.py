@@ -109,7 +109,7 @@ def softcap(device: Runtime, x: Array, cap: float) -> Array:
 @implements("cast")
 def cast(device: Runtime, x: Array, dtype: np.dtype) -> Array:
     y = device.empty(x.shape, dtype)
-    if x.dtype.name == "bfloat16":
+    if x.dtype.name == "bfloat16" or (x.dtype == np.float16 and not device.float16):
         return _widen(device, x, y)
     return _elementwise(device, "convert", x, None, y)
 

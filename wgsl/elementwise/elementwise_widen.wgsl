@@ -1,5 +1,5 @@
-// y = x for x bfloat16 (a float32 without its lower 16 bits).
-//   x [n] bf16, two in a u32 (four read at once: VEC4); y [n] f32 or f16 (Y_T: vec4 of it, or one).
+// y = x for x bfloat16 (a float32 without its lower 16 bits), or float16 where the device lacks it.
+//   x [n] bf16 or f16 (KIND), two in a u32 (four read at once: VEC4); y [n] f32 or f16 (Y_T: vec4 of it, or one).
 // Dispatch: ceil(n / VEC / 1024) workgroups (folded), 4 elements of VEC numbers per invocation, 256 apart.
 struct Params { n: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
