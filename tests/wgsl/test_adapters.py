@@ -58,19 +58,30 @@ def test_no_shader_binds_more_storage_buffers_than_adapters_are_asked_for() -> N
     assert max(bound) == adapters.STORAGE_BUFFERS and 0 not in bound
 
 
-def test_an_adapter_with_too_few_storage_buffers_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    def adapter(name: str, buffers: int) -> Any:
+@pytest.mark.parametrize(
+    ("limit", "least", "too_few", "said"),
+    [
+        ("max-storage-buffers-per-shader-stage", 11, 8, "8 storage buffers"),
+        ("max-compute-workgroup-storage-size", 16384, 16383, "16,383 bytes of workgroup memory"),
+        ("max-compute-invocations-per-workgroup", 256, 128, "128 invocations of a workgroup"),
+        ("max-compute-workgroup-size-x", 256, 128, "128 invocations in a row of a workgroup"),
+    ],
+)
+def test_an_adapter_whose_limits_are_too_low_is_passed_over(
+    limit: str, least: int, too_few: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def adapter(name: str, given: int) -> Any:
         info = {"device": name, "backend_type": "D3D12"}
-        return SimpleNamespace(info=info, limits={"max-storage-buffers-per-shader-stage": buffers})
+        return SimpleNamespace(info=info, limits={limit: given})
 
-    small, large = adapter("Card", 8), adapter("Card", 11)
+    small, large = adapter("Card", too_few), adapter("Card", least)
     monkeypatch.setattr(adapters, "verdict", lambda: SimpleNamespace(crashes=[]))
     monkeypatch.setattr(adapters, "_usable", lambda: {0: small, 2: large})
     assert adapters.choose(None) is adapters.choose("card") is adapters.choose("2") is large
-    with pytest.raises(DeviceError, match=r"adapter 'Card' \(D3D12\) gives a shader 8 storage buffers.* need 11: "):
+    with pytest.raises(DeviceError, match=rf"adapter 'Card' \(D3D12\) gives a shader {said}, .* need {least:,}: "):
         adapters.choose("0")
     monkeypatch.setattr(adapters, "_usable", lambda: {0: small})
-    with pytest.raises(DeviceError, match="8 storage buffers"):
+    with pytest.raises(DeviceError, match=said):
         adapters.choose(None)
 
 

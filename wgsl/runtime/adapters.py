@@ -27,6 +27,13 @@ HOST_BUFFERS = "mappable-primary-buffers"
 # The most that a kernel binds: a GEMM of a weight in NF4 with double quantization and every epilogue. WebGPU promises
 # 8, and drivers for DX12's first binding tier have no more.
 STORAGE_BUFFERS = 11
+# The least that the kernels need, with its name in an error. Vulkan promises 4, 16 KiB, 128 and 128.
+NEEDED_LIMITS = {
+    "max-storage-buffers-per-shader-stage": (STORAGE_BUFFERS, "storage buffers"),
+    "max-compute-workgroup-storage-size": (16 << 10, "bytes of workgroup memory"),
+    "max-compute-invocations-per-workgroup": (256, "invocations of a workgroup"),
+    "max-compute-workgroup-size-x": (256, "invocations in a row of a workgroup"),
+}
 WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query", HOST_BUFFERS)
 WANTED_LIMITS = (
     "max-buffer-size",
@@ -187,13 +194,14 @@ def _named(adapters: Mapping[int, Any], spec: str) -> list[Any]:
 
 def _shortage(adapter: Any) -> str:
     """Return an error that names what the adapter lacks, or "" where the kernels fit."""
-    buffers = adapter.limits.get("max-storage-buffers-per-shader-stage", STORAGE_BUFFERS)
-    if buffers >= STORAGE_BUFFERS:
-        return ""
-    return (
-        f"adapter '{adapter.info['device']}' ({adapter.info['backend_type']}) gives a shader {buffers} storage buffers,"
-        f" and the kernels need {STORAGE_BUFFERS}: update its driver, or use another device (wgrad devices lists them)"
-    )
+    for limit, (least, what) in NEEDED_LIMITS.items():
+        given = adapter.limits.get(limit, least)
+        if given < least:
+            return (
+                f"adapter '{adapter.info['device']}' ({adapter.info['backend_type']}) gives a shader {given:,} {what},"
+                f" and the kernels need {least:,}: update its driver, or use another device (wgrad devices lists them)"
+            )
+    return ""
 
 
 def card(adapter: Any) -> str:
