@@ -26,7 +26,7 @@ from wgrad.autograd.selftest.matrix_kernels import kernel_cases
 from wgrad.autograd.selftest.run import compile_and_check
 from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.child import Child, Silent
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, DeviceLost
 
 # In addition to kernel_cases (GEMMs and attention): kernels bound by memory, plain kernels and the head.
 CASES = (
@@ -208,8 +208,9 @@ def report(make_device: Callable[[], Any], selected: list[Case]) -> int:
     try:
         device = make_device()
         results = compile_and_check(device, selected)
-    except DeviceError as error:
-        print(json.dumps({"passed": False, "reason": str(error).splitlines()[0], "keep": False}))
+    except DeviceError as error:  # a check that loses the GPU would lose it again
+        said = {"passed": False, "reason": str(error).splitlines()[0][:300], "keep": isinstance(error, DeviceLost)}
+        print(json.dumps(said))
         return 0
     wrong = [r for r in results if not r.ok]
     reason = ""

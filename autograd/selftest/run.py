@@ -25,7 +25,7 @@ from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.matrix_kernels import bfloat16_cases, kernel_cases
 from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.device.contract import Device
-from wgrad.device.errors import OperatorMissing
+from wgrad.device.errors import DeviceLost, OperatorMissing
 
 MULTIPLE = {"forward": 2.0, "backward": 3.0}
 EPSILON = float(np.finfo(np.float32).eps)
@@ -172,6 +172,9 @@ def run_selftest(
 
     An operator that raises gives a failed result with its message, so that the user of an unknown GPU sees the whole
     table. Cases of operators that the device declares to lack do not run.
+
+    Raises:
+        DeviceLost: A case lost the device; the message names it.
     """
     results = []
     for case in selftest_cases(device, only) if selected is None else selected:
@@ -185,7 +188,7 @@ def run_selftest(
 def compile_and_check(device: Device, selected: Sequence[Case]) -> list[Result]:
     """Check cases like `run_selftest`, but compile all their kernels together first.
 
-    Meanwhile another thread computes the references.
+    Meanwhile another thread computes the references. Raises DeviceLost as `run_selftest` does.
     """
     inputs = {case.name: case.inputs() for case in selected}
     with ThreadPoolExecutor(1) as pool:
@@ -203,5 +206,7 @@ def _attempt(case: Case, check: Callable[[], Result]) -> Result:
         return check()
     except OperatorMissing as error:
         return replace(_result(case, "", 0.0, 0.0, True, ""), lacks=error.operator)
+    except DeviceLost as error:  # no later case can run
+        raise DeviceLost(f"{case.name}: {error}") from error
     except Exception as error:
         return _result(case, "", float("inf"), 0.0, False, f"{type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.probe import report
 from wgrad.autograd.selftest.run import check_case, expected_outputs, judge, run_selftest
 from wgrad.device.contract import Device
+from wgrad.device.errors import DeviceLost
 
 
 def test_every_operator_has_a_case() -> None:
@@ -164,6 +165,22 @@ def test_an_operator_that_raises_is_one_failed_row() -> None:
     results = run_selftest(Broken(), only="gelu/")
     assert results and not any(r.ok for r in results)
     assert all(r.message == "RuntimeError: shader does not compile" and r.error == float("inf") for r in results)
+
+
+def test_a_case_that_loses_the_device_ends_the_self_test(capsys: pytest.CaptureFixture[str]) -> None:
+    """The cases behind it could only fail. A check that found it is kept: the next would lose the GPU again."""
+
+    class Lost(ReferenceDevice):
+        def gelu(self, x):  # type: ignore[no-untyped-def]
+            raise DeviceLost("the device was lost")
+
+    done = list[Any]()
+    with pytest.raises(DeviceLost, match="^gelu/.*: the device was lost$"):
+        run_selftest(Lost(), selected=[c for c in cases() if c.op in ("silu", "gelu")], progress=done.append)
+    assert done and {result.op for result in done} == {"silu"}
+    assert report(Lost, [c for c in cases() if c.op == "gelu"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["keep"] is True and said["passed"] is False and said["reason"].startswith("gelu/")
 
 
 def test_a_check_of_a_card_compiles_at_once_and_makes_inputs_once(capsys: pytest.CaptureFixture[str]) -> None:
