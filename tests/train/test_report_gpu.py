@@ -63,8 +63,8 @@ def test_a_report_lists_failed_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_parts, "selftest_cases", lambda device: chosen)
     part = gathered(self_test(Wrong()))
     failed = [row for row in part["cases"] if "failed" in row]
-    assert len(part["cases"]) == len(chosen) and part["failed"] == len(failed) == sum(c.op == "silu" for c in chosen)
-    assert failed[0]["error"] is None and part["passed"] == len(chosen) - len(failed)
+    assert len(part["cases"]) == len(chosen) and len(failed) == sum(c.op == "silu" for c in chosen)
+    assert failed[0]["error"] is None
     part = gathered(self_test(ReferenceDevice(), start=1, most=1))
     assert len(part["cases"]) == 1 and part["number"] == 1
     part = gathered(self_test(ReferenceDevice(), seconds=-1.0))
@@ -154,7 +154,7 @@ for number in range(int(start), int(start) + 1 if most else 6):
     if number in %s:
         %s
     print("a driver's chatter", json.dumps({{"x": 1}}), flush=True)
-    print(json.dumps({{"add": ["cases", number]}}), flush=True)
+    print(json.dumps({{"add": ["cases", {{"name": number}}]}}), flush=True)
 """
 
 
@@ -169,10 +169,14 @@ def part_of(name: str) -> dict[str, Any]:
     return part
 
 
+def ran(part: dict[str, Any]) -> list[int]:
+    return [case["name"] for case in part["cases"]]
+
+
 def test_a_self_test_goes_on_behind_the_case_that_killed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, (2,))
     part = part_of("self-test")
-    assert part["cases"] == [0, 1, 3, 4, 5] and part["state"] == "done"
+    assert ran(part) == [0, 1, 3, 4, 5] and part["state"] == "done"
     (death,) = part["deaths"]
     assert death["at"] == "case 2" and death["ending"] == "crashed (signal 9)"
     assert death["last_launch"] == "kernel k2, arguments 7" and death["said"] == "Memory access fault"
@@ -187,16 +191,32 @@ def test_the_launches_of_the_first_wrong_case_are_told(monkeypatch: pytest.Monke
     assert part["state"] == "done" and part["first_failed"] == {"at": "case 3", "launches": launches}
 
 
+def test_results_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 0 is wrong, case 2 ends the first process, and case 4 is wrong in the second."""
+    dying(monkeypatch, (2,))
+    wrong = """
+    if number in (0, 4):
+        print(json.dumps({{"set": {{"first_failed": number}}}}), flush=True)
+        print(json.dumps({{"add": ["cases", {{"name": number, "failed": "off"}}]}}), flush=True)
+    print(json.dumps({{"set": {{"worst_by_kernel": {{"k": 9.0 - number, str(number % 3): number}}}}}}), flush=True)
+"""
+    monkeypatch.setattr(report_gpu, "_CODE", report_gpu._CODE.rstrip() + wrong)
+    part = part_of("self-test")
+    assert (part["passed"], part["failed"], part["lacking"]) == (5, 2, 0)
+    assert part["first_failed"]["at"] == "case 0"
+    assert part["worst_by_kernel"] == {"1": 1, "2": 5, "k": 8.0}
+
+
 def test_a_self_test_that_dies_again_and_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, (1, 3, 4), "sys.exit(7)")
     part = part_of("self-test")
-    assert part["cases"] == [0, 2] and part["state"] == "ended with status 7 at case 4" and len(part["deaths"]) == 3
+    assert ran(part) == [0, 2] and part["state"] == "ended with status 7 at case 4" and len(part["deaths"]) == 3
 
 
 def test_a_part_that_dies_is_reported_with_its_last_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, (1,))
     part = part_of("rates")
-    assert part["state"] == "crashed (signal 9) at case 1" and part["cases"] == [0]
+    assert part["state"] == "crashed (signal 9) at case 1" and ran(part) == [0]
     assert part["deaths"][0]["last_launch"] == "kernel k1, arguments 7"
 
 
@@ -280,6 +300,7 @@ def test_a_report_is_summarized_and_written(
     ("part", "change"),
     [
         ("self-test", {"failed": 1}),
+        ("self-test", {"deaths": [{"at": "gemm", "ending": "crashed (signal 6)"}]}),
         ("fine-tune", {"ok": False}),
         ("rates", {"state": "crashed (signal 6)"}),
         ("device", {"state": "ended with status 3", "said": "no adapter"}),

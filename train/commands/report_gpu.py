@@ -13,7 +13,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -156,10 +156,14 @@ def _doctor() -> list[str]:
 
 def _run_part(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator[None]:
     """Run a part; after a crash, run it again from the case after the one at fault."""
-    start, deaths = 0, list[dict[str, Any]]()
+    start, deaths, first = 0, list[dict[str, Any]](), None
+    worst: dict[str, float] = {}
     while True:
         ending = yield from _run_process([name, spec, size, str(start)], part, {})
-        doing = part.pop("doing", "")
+        doing, failed = part.pop("doing", ""), part.pop("first_failed", None)
+        first = failed if first is None else first
+        for kernel, share in part.pop("worst_by_kernel", {}).items():
+            worst[kernel] = max(share, worst.get(kernel, 0.0))
         if not ending:
             part["state"] = "done"
             break
@@ -177,11 +181,21 @@ def _run_part(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator
             break
         start = at + 1
     part.pop("number", None)
-    if (first := part.pop("first_failed", None)) is not None:
+    if worst:
+        part["worst_by_kernel"] = dict(sorted(worst.items()))
+    if cases := part.get("cases"):
+        part.update(_counts(cases))
+    if first is not None:
         wrong: dict[str, Any] = {}
         yield from _run_process([name, spec, size, str(first), "1"], wrong, _TRACING)
         if launches := wrong.get("launches"):
             part["first_failed"] = {"at": wrong.get("doing", ""), "launches": launches}
+
+
+def _counts(cases: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Count the cases that ran, in all processes of the self-test."""
+    lacking, failed = (sum(kind in case for case in cases) for kind in ("lacks", "failed"))
+    return {"passed": len(cases) - lacking - failed, "failed": failed, "lacking": lacking}
 
 
 def _run_process(
@@ -230,7 +244,9 @@ def _in_words(name: str, part: Mapping[str, Any]) -> str:
         return f"{part['state']} {part.get('said', '')}".strip()
     if name == "self-test":
         left = f", {part['left']} left out for time" if part.get("left") else ""
-        return f"{part['passed']} cases passed, {part['failed']} failed{left} ({part['seconds']:.0f} s)"
+        deaths = part.get("deaths", ())
+        ended = f", {len(deaths)} ended the process (first {deaths[0]['at']})" if deaths else ""
+        return f"{part['passed']} cases passed, {part['failed']} failed{ended}{left} ({part['seconds']:.0f} s)"
     if name == "fine-tune":
         verdict = "as NumPy" if part["ok"] else "WRONG"
         return f"{verdict}: losses differ by {part['worst']:.1e} at most, {part['limit']:.0e} allowed"
@@ -238,7 +254,8 @@ def _in_words(name: str, part: Mapping[str, Any]) -> str:
 
 
 def _all_right(contents: Mapping[str, Any]) -> bool:
-    done = all(contents.get(name, {}).get("state") == "done" for name in PARTS)
+    parts = [contents.get(name, {}) for name in PARTS]
+    done = all(part.get("state") == "done" and not part.get("deaths") for part in parts)
     return done and not contents["self-test"]["failed"] and bool(contents["fine-tune"]["ok"])
 
 
