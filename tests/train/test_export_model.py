@@ -14,6 +14,7 @@ import pytest
 
 from tests.train.test_turn_end import TEMPLATE, make_adapter, make_model
 from wgrad.train.commands.cli import build_parser, main
+from wgrad.train.commands.export_model import _plain_name
 from wgrad.train.data.ollama_template import render_go
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.options.finetune_config import RunOptions
@@ -63,6 +64,14 @@ def test_ollama(adapter: Path, capsys: Any) -> None:
     assert said.out.splitlines()[-1] == f"next: {shlex.join(create)} && ollama run me/mine:8b"
     assert export("ollama", adapter) == 2  # nothing is overwritten
     assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("my chät", "my-chat"), ("Größe №2!", "Groe-No2"), ("聊天", "model"), ("聊天-v2", "v2"), (".hidden_", "hidden")],
+)
+def test_a_name_has_letters_that_ollama_takes(folder: str, name: str) -> None:
+    assert _plain_name(folder) == name
 
 
 def test_without_the_gguf_package(adapter: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

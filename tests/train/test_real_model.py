@@ -195,6 +195,31 @@ def test_the_file_trains_and_llama_cpp_takes_its_adapter(
     assert np.abs(adapted - plain)[likely].max() > 5 * np.abs(within).max()  # the adapter does something
 
 
+def test_llama_cpp_chats_with_an_export_as_we_do(shipped: Path, held_out: Any, tmp_path: Path, capsys: Any) -> None:
+    """Through the chat template in the file, which is not quantized: llama.cpp would also quantize activations."""
+    llama_cpp = pytest.importorskip("xllamacpp")
+    out = tmp_path / "my chät"
+    run = ["finetune", "--model", str(shipped), "--data", str(held_out[0]), "--out", str(out), "--no-sample"]
+    run += "--lora-r 4 --max-length 64 --batch-size 2 --gradient-accumulation-steps 1 --max-steps 3".split()
+    assert main([*run, "--eval-fraction", "0", *ON_NUMPY]) == 0
+    assert main(["export", "llama.cpp", "--adapter", str(out), "--quantize", "none", *ON_NUMPY]) == 0
+    params = llama_cpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel = str(out / "llama.cpp" / "model.gguf"), 256, 1
+    params.warmup, params.verbosity, params.cpuparams.n_threads = False, -1, 1
+    server = llama_cpp.Server(params)
+    turns = [{"role": "system", "content": "Answer in ünkind words."}, *CHAT]
+    for messages in (CHAT, turns, [*turns, {"role": "assistant", "content": "It is Paris."}, *CHAT]):
+        asked = {"messages": messages, "max_tokens": 12, "temperature": 0}
+        theirs = server.handle_chat_completions(asked)
+        file = tmp_path / "asked.jsonl"
+        file.write_text(json.dumps({"messages": messages}) + "\n")
+        capsys.readouterr()
+        words = ["--prompts", str(file), "--temperature", "0", "--max-new-tokens", "12", *ON_NUMPY]
+        assert main(["generate", "--adapter", str(out), "--no-quantize", *words]) == 0
+        (ours,) = map(json.loads, capsys.readouterr().out.splitlines())
+        assert ours["text"].strip() == theirs["choices"][0]["message"]["content"].strip() != ""
+
+
 def test_an_answer_is_english(model: Path, capsys: Any) -> None:
     words = ["--prompt", CHAT[0]["content"], "--chat", "--temperature", "0", "--max-new-tokens", "24"]
     assert main(["generate", "--model", str(model), *words]) == 0

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import unicodedata
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,7 +44,7 @@ _MOST_TEMPLATE = 1 << 20
 def run_export_model(tool: str, args: ModelExportConfig) -> int:
     """Write the merged model for a tool and return the exit status. WgradError: an input or path cannot be used."""
     require_gguf(f"export {tool}", FILE)
-    name = args.name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(args.adapter).resolve().name).strip("-.") or "model"
+    name = args.name or _plain_name(Path(args.adapter).resolve().name)
     if tool == "ollama":
         return _ollama(args, name)
     if tool == "lmstudio":
@@ -53,6 +54,12 @@ def run_export_model(tool: str, args: ModelExportConfig) -> int:
     sampling = [word for option, value in _sampling(args) for word in (_SAMPLING[option][1], value)]
     say(f"run it: {shlex.join(['llama-cli', '-m', str(out / FILE), *sampling])}")
     return 0
+
+
+def _plain_name(name: str) -> str:
+    """Return a folder's name in the letters that Ollama takes: `my chät` is `my-chat`."""
+    letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("-._") or "model"
 
 
 def _ollama(args: ModelExportConfig, name: str) -> int:

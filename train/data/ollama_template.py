@@ -58,6 +58,7 @@ def ollama_template(tokenizer: Tokenizer) -> OllamaTemplate:
         if adds_bos and not template.render(conversations()[0], True).startswith(bos):
             notes.append(f"Ollama begins each prompt with {bos}, and the chat template does not")
         found = derive(render)
+        notes += _kept(found, render)
     except (NotDerivable, MessagesRefused) as error:
         reason = str(error).removesuffix(": move it, or remove it")
         raise WgradError(
@@ -83,6 +84,21 @@ def derive(render: Render) -> OllamaTemplate:
                 _compare(text, begun, before + answer)
     notes = [] if takes_system else ["the chat template takes no system message, so TEMPLATE leaves it out"]
     return OllamaTemplate(text, notes)
+
+
+def _kept(template: OllamaTemplate, render: Render) -> list[str]:
+    """Return a note about contents that the chat template changes, and the Go template, which cannot, writes as given."""
+    question, again = _turn("user", "a"), _turn("user", "c")
+    changed = []
+    for name, messages in (
+        ("blanks around a message", [_turn("user", " a \n"), _turn("assistant", " b \n"), again]),
+        ("an empty message", [question, _turn("assistant", ""), again]),
+        ("thoughts in earlier answers", [question, _turn("assistant", "<think>\nt\n</think>\n\nb"), again]),
+    ):
+        with suppress(MessagesRefused):
+            if render(messages, True) != render_go(template.text, messages):
+                changed.append(name)
+    return [f"the chat template changes {', '.join(changed)}; TEMPLATE does not"] if changed else []
 
 
 def _compare(template: str, messages: Messages, wanted: str) -> None:
