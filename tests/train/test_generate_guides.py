@@ -21,7 +21,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.thoughts import end_of_thought
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.inference.generation import generate_batch
-from wgrad.train.inference.guide import MASKED
+from wgrad.train.inference.guide import _FORMATS, MASKED, Grammars, _known_formats, json_grammar
 from wgrad.train.inference.guided import Anything, guided_batch
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY, Sampling
@@ -87,6 +87,24 @@ def test_what_else_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setitem(sys.modules, "llguidance", None)
     assert generate("--regex", "a") == 2
     assert "--regex: llguidance is not installed: pip install 'wgrad[guided]'" in capsys.readouterr().err
+
+
+def test_a_format_that_llguidance_does_not_know_is_an_annotation(make_tokenizer: Any) -> None:
+    """Not in values and names, which may look like one. Those that it knows still constrain."""
+    found = {"properties": {"format": {"type": "string", "format": "password"}, "b": {"format": "date"}}}
+    kept = {"const": {"format": "iri"}, "enum": [{"format": "x"}], "anyOf": [{"format": "binary", "type": "string"}]}
+    assert _known_formats({**found, **kept}) == {
+        "properties": {"format": {"type": "string"}, "b": {"format": "date"}},
+        "const": {"format": "iri"}, "enum": [{"format": "x"}], "anyOf": [{"type": "string"}],
+    }  # fmt: skip
+    llguidance = pytest.importorskip("llguidance")
+    grammars = Grammars(load_tokenizer(make_tokenizer()), 300)
+    for name in sorted({*_FORMATS, "password"}):
+        grammars.guides(json_grammar({"type": "string", "format": name}), [""])
+    matcher = llguidance.LLMatcher(
+        grammars._tokens, 'start: %json {"type": "string", "format": "password"}', log_level=0
+    )
+    assert "Unknown format" in matcher.get_error()
 
 
 def test_a_thought_that_the_prompt_has_begun_is_not_bound(make_tokenizer: Any) -> None:

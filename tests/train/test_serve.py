@@ -368,6 +368,8 @@ CHAT = {"model": "base_model", "messages": [{"role": "user", "content": "x"}]}
         ({**ASK, "stream": "yes"}, 400, "stream", "must be true or false"),
         ({**ASK, "n": 0}, 400, "n", "of at least 1; got 0"),
         ({**ASK, "best_of": 2}, 400, "best_of", "best_of is not supported"),
+        ({**ASK, "min_tokens": 2}, 400, "min_tokens", "min_tokens is not supported"),
+        ({**CHAT, "continue_final_message": True}, 400, "continue_final_message", "is not supported"),
         ({**ASK, "temprature": 1}, 400, "temprature", "did you mean temperature?"),
         (CHAT, 400, "messages", "no chat template"),
     ],
@@ -401,7 +403,7 @@ def test_wrong_paths_types_and_sizes_are_refused(client: Client) -> None:
         assert reply.status == 415 and "must be application/json" in reply.error["message"]
     large = client.post("completions", b" " * ((4 << 20) + 1))
     assert large.status == 413 and "at most 4,194,304 bytes" in large.error["message"]
-    assert client.complete("x", max_tokens=1, user="me", n=1, stop=None)["choices"]  # and it goes on
+    assert client.complete("x", max_tokens=1, user="me", n=1, stop=None, min_tokens=0)["choices"]  # and it goes on
 
 
 def test_a_request_that_does_not_come(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

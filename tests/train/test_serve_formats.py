@@ -97,12 +97,14 @@ def test_expressions_and_grammars(client: Client, tokenizer: Tokenizer) -> None:
     [
         ({"type": "xml"}, "response_format.type must be one of text, json_object, json_schema, regex, grammar"),
         ({"type": "jsonschema"}, "did you mean json_schema?"),
-        ({}, "response_format.type must be one of"),
+        ({}, "response_format.type must be one of text, json_object, json_schema, regex, grammar; got none"),
         ({"type": "json_schema", "schema": {}}, "response_format.json_schema.schema must be an object"),
         (
             {"type": "json_schema", "json_schema": {"schema": {"type": "wat"}}},
             "Invalid type: wat",
         ),
+        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}, "response_format: no text fits it"),
+        ({"type": "regex", "pattern": r"[^\s\S]"}, "response_format: no text fits it"),
         ({"type": "regex"}, "response_format.pattern must be text"),
         ({"type": "regex", "pattern": "(a"}, "unclosed group"),
         ({"type": "grammar", "grammar": "root := (("}, "Failed to convert the grammar"),

@@ -135,8 +135,12 @@ def test_tools_of_a_request(tmp_path: Path) -> None:
         content = begun["choices"][0]["message"]["content"]
         assert content.startswith('<tool_call>\n{"name": "time", "arguments": '), "what was begun is part of the answer"
         other = {"type": "function", "function": {"name": "x"}}
+        keys: list[dict[str, Any]] = [{"parameters": []}, {"description": 5}]
+        broken = [{"type": "function", "function": {"name": "f", **key}} for key in keys]
         for options, message in (
             ({"tools": [{"type": "function"}]}, "tools[0] must be an object with type 'function' and function.name"),
+            ({"tools": broken[:1]}, "tools[0].function.parameters must be an object, a JSON schema; got an empty list"),
+            ({"tools": broken[1:]}, "tools[0].function.description must be text; got a number"),
             ({"tool_choice": "required"}, "tool_choice 'required' goes with tools"),
             ({"tools": [TOOL], "tool_choice": other}, "'x' is none of the tools"),
         ):

@@ -87,7 +87,7 @@ def derive(render: Render) -> OllamaTemplate:
 
 
 def _kept(template: OllamaTemplate, render: Render) -> list[str]:
-    """Return a note about contents that the chat template changes, and the Go template, which cannot, writes as given."""
+    """Return a note about contents that the chat template changes, which a Go template cannot."""
     question, again = _turn("user", "a"), _turn("user", "c")
     changed = []
     for name, messages in (

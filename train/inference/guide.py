@@ -20,13 +20,32 @@ _ROWS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, 
 _OF_BYTE = _ROWS.astype(np.float32)  # [256, 8]: biases for the bits of each byte of a mask
 # Without a limit, small models would write blanks forever.
 _BLANKS = {"whitespace_pattern": r"[ \n\t]{0,16}"}
+# Values of a schema's `format` that llguidance knows; JSON Schema calls others annotations.
+_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown"}
+_VALUES = ("const", "enum", "default", "examples")  # keys of a schema that hold values, not schemas
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keys that hold schemas by name
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
     """Return a rule of a Lark grammar for a JSON schema."""
     own = schema.get("x-guidance")
     own = own if isinstance(own, dict) else {}
-    return f"%json {json.dumps({**schema, 'x-guidance': {**_BLANKS, **own}})}"
+    return f"%json {json.dumps({**_known_formats(schema), 'x-guidance': {**_BLANKS, **own}})}"
+
+
+def _known_formats(schema: Any) -> Any:
+    """Return a JSON schema without the formats that llguidance does not know."""
+    if isinstance(schema, list):
+        return [_known_formats(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = dict[str, Any]()
+    for name, value in schema.items():
+        if name in _NAMED and isinstance(value, Mapping):
+            found[name] = {key: _known_formats(item) for key, item in value.items()}
+        elif name != "format" or not isinstance(value, str) or value in _FORMATS:
+            found[name] = value if name in _VALUES else _known_formats(value)
+    return found
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
@@ -97,7 +116,18 @@ class Grammars:
         matcher = library.LLMatcher(self._tokens, grammar, log_level=0)
         if error := matcher.get_error():
             raise _refused(error)
+        if self._is_empty(matcher.deep_copy()):
+            raise WgradError("no text fits it: correct it")
         return [Guide(matcher.deep_copy(), self._tokenizer, self._vocab_size, end) for end in after]
+
+    def _is_empty(self, matcher: Any) -> bool:
+        """Return whether a matcher at its beginning allows no text, not even an empty one."""
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.get_error():
+            return True
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        assert self._tokens is not None
+        return not matcher.is_accepting() and {*allowed.tolist()} <= {*self._tokens.eos_tokens}
 
 
 def is_installed() -> bool:

@@ -48,8 +48,8 @@ def grammar_of(given: Mapping[str, Any], call: str = "") -> str:
         if (schema := schema_of(given)) is not None:
             return f"start: json | {call}\njson: {json_rule(schema)}" if call else json_grammar(schema)
         if kind not in _KINDS:
-            near = did_you_mean(str(kind)[:100], _KINDS)
-            raise _wrong(f".type must be one of {', '.join(_KINDS)}; got {str(kind)[:100]!r}{near}: correct it")
+            got = "none" if kind is None else f"{str(kind)[:100]!r}{did_you_mean(str(kind)[:100], _KINDS)}"
+            raise _wrong(f".type must be one of {', '.join(_KINDS)}; got {got}: correct it")
         key = "pattern" if kind == "regex" else "grammar"
         text = given.get(key)
         if not isinstance(text, str) or not text:

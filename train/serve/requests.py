@@ -32,6 +32,13 @@ _PASSED_OVER = {
     "parallel_tool_calls", "prediction",
 }  # fmt: skip
 
+# Keys of vLLM's clients, with the values that ask for what this server does.
+_OF_VLLM: dict[str, tuple[Any, ...]] = {
+    "ignore_eos": (False,), "include_stop_str_in_output": (False,), "length_penalty": (1,), "min_tokens": (0,),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "stop_token_ids": ([],),
+    "use_beam_search": (False,),
+}  # fmt: skip
+
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Stop = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP)]
 Text = str | list[Any]
@@ -107,7 +114,7 @@ class Request(Body):
 
 
 class CompletionRequest(Request, kw_only=True):
-    unsupported = {"best_of": (1,), "suffix": ("",)}
+    unsupported = {"best_of": (1,), "suffix": ("",), "add_special_tokens": (True,)} | _OF_VLLM
 
     prompt: Text
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 30)] = 16
@@ -145,7 +152,8 @@ def texts_of(given: Text, name: str, most: int) -> list[str | list[int]]:
 
 class ChatRequest(Request, kw_only=True):
     unsupported = {
-        "functions": ([],), "function_call": ("none",), "modalities": (["text"],),
+        "functions": ([],), "function_call": ("none",), "modalities": (["text"],), "add_special_tokens": (False,),
+        "add_generation_prompt": (True,), "continue_final_message": (False,), **_OF_VLLM,
     }  # fmt: skip
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -200,9 +208,14 @@ class ChatRequest(Request, kw_only=True):
 def _tool_name(tool: Mapping[str, Any], where: str) -> str:
     function = tool.get("function")
     name = function.get("name") if isinstance(function, dict) and tool.get("type") == "function" else None
-    if not isinstance(name, str) or not name:
+    if not isinstance(function, dict) or not isinstance(name, str) or not name:
         rule = "must be an object with type 'function' and function.name"
         raise ApiError(400, f"{_WHERE}: {where} {rule}: {_ADVICE}", where.partition("[")[0])
+    for key, kind, called in (("description", str, "text"), ("parameters", dict, "an object, a JSON schema")):
+        given = function.get(key)
+        if given is not None and not isinstance(given, kind):
+            rule = f"{where}.function.{key} must be {called}; got {type_name(given)}: {_ADVICE}"
+            raise ApiError(400, f"{_WHERE}: {rule}", where.partition("[")[0])
     return name
 
 
