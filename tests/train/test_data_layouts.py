@@ -136,6 +136,12 @@ def test_delimiters_and_encodings(mark: str, name: str, encoding: str, tmp_path:
     assert read(tmp_path / name)[0] == [{k: v.replace("\n", "\n") for k, v in r.items()} for r in RECORDS]
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_the_index_of_pandas_is_a_column_of_its_own(mark: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"{mark}text\n0{mark}wise\n1{mark}son\n")
+    assert read(tmp_path / "a.csv")[0] == [{"text": "wise"}, {"text": "son"}]
+
+
 def test_excels_line_of_the_separator(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("sep=;\r\ntext;id\r\na, b;1\r\n")
     assert read(tmp_path / "a.csv") == (

@@ -21,7 +21,8 @@ _OR_MESSAGES = ("prompt", "completion", "chosen", "rejected")  # may be text, to
 
 
 def delimiter_of(start: bytes, usual: str, columns: Mapping[str, str]) -> str:
-    """Return the delimiter with which the header has the names of a record's columns, else the most cells.
+    """Return the delimiter with which the header has the names of a record's columns, and of several the one with the
+    most cells: an index that pandas writes has an empty name.
 
     start: the first bytes of the file; usual: the delimiter to prefer; columns: the mapping of --columns.
     """
@@ -30,7 +31,7 @@ def delimiter_of(start: bytes, usual: str, columns: Mapping[str, str]) -> str:
         return told[1].decode("latin-1")
     headers = {mark: _header(line, mark) for mark in dict.fromkeys(usual + _DELIMITERS)}
     found = [mark for mark, names in headers.items() if has_form(our_names(names, columns))]
-    return found[0] if found else max(headers, key=lambda mark: (len(headers[mark]), mark == usual))
+    return max(found or headers, key=lambda mark: (len(headers[mark]), mark == usual))
 
 
 def looks_like_csv(start: bytes, columns: Mapping[str, str]) -> bool:
