@@ -205,9 +205,9 @@ def write_text(path: str | os.PathLike[str], text: str, option: str = "--out") -
     write_bytes(path, text.encode("utf-8", "backslashreplace"), option)
 
 
-def write_json(path: str | os.PathLike[str], value: Any, *, sort_keys: bool = False) -> None:
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Replace `path` atomically with `value` as JSON, indent 2. Raises ValueError for NaN, which JSON lacks."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=sort_keys, allow_nan=False, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:

@@ -72,6 +72,16 @@ def test_patterns_set_rank_and_scaling_of_modules() -> None:
     assert rslora.scaling_of("model.layers.0.mlp.up_proj") == 8 / math.sqrt(4)
 
 
+def test_patterns_keep_their_order_in_a_file(tmp_path: Path) -> None:
+    """The first that matches counts; in alphabetical order `up_proj` would."""
+    ranks, alphas = {"layers.1.*.up_proj": 2, "up_proj": 5}, {"v.*": 3.0, "q_proj": 2.0, ".*": 1.0}
+    lora = LoraConfig(r=4, alpha=8.0, target_modules=("q_proj", "up_proj"), rank_pattern=ranks, alpha_pattern=alphas)
+    save_adapter(tmp_path, lora, values_for(lora), "org/name")
+    again, _ = load_adapter(tmp_path, MODULES)
+    assert list(again.rank_pattern.items()) == list(ranks.items())
+    assert list(again.alpha_pattern.items()) == list(alphas.items())
+
+
 def test_start_values() -> None:
     """B is zero; A is uniform within 1 / sqrt(in); the seed decides."""
     shapes = lora_shapes(LoraConfig(r=16, alpha=1.0), MODULES)

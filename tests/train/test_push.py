@@ -81,13 +81,16 @@ def test_an_adapter_is_uploaded_to_a_private_repository(run: Path, hub: UploadHu
     assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "base"
     # No file tells where it was on this machine.
     assert not any(b"secret place" in content or str(run.parent).encode() in content for content in files.values())
+    raw = json.loads((run / "adapter_config.json").read_text()) | {"alpha_pattern": {"v_proj": 2, "q_proj": 1}}
+    (run / "adapter_config.json").write_text(json.dumps(raw))
     assert push(run, "--base", "org/base") == 0
     text = hub.repos[REPO][1]["README.md"].decode()
     assert yaml.safe_load(text.split("---")[1]) == {
         "library_name": "peft", "pipeline_tag": "text-generation", "base_model": "org/base",
         "base_model_relation": "adapter", "tags": ["wgrad", "lora"],
     }  # fmt: skip
-    assert json.loads(hub.repos[REPO][1]["adapter_config.json"])["base_model_name_or_path"] == "org/base"
+    pushed = json.loads(hub.repos[REPO][1]["adapter_config.json"])
+    assert pushed["base_model_name_or_path"] == "org/base" and list(pushed["alpha_pattern"]) == ["v_proj", "q_proj"]
 
 
 def test_the_card_of_a_run(run: Path) -> None:

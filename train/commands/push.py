@@ -51,7 +51,7 @@ def run_push(args: PushConfig) -> int:
     if kind == "adapter":  # name the base model so that others can find it
         raw = read_json(folder / ADAPTER_CONFIG, dict[str, Any], "--adapter", from_python=True)
         raw["base_model_name_or_path"] = card.base_name
-        files[ADAPTER_CONFIG] = (json.dumps(raw, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        files[ADAPTER_CONFIG] = (json.dumps(raw, indent=2, ensure_ascii=False) + "\n").encode()
     total = sum(len(f) if isinstance(f, bytes) else f.stat().st_size for f in files.values())
     say(f"uploading {len(files)} files ({size(total)}) to {args.repo}, {'public' if args.public else 'private'}")
     say(f"uploaded: {upload(args.repo, files, args.public)}")

@@ -73,7 +73,8 @@ def save_adapter(
         for name, a in sorted(arrays.items())
     }
     # Write the weights last: a folder that has them is complete.
-    write_json(Path(target) / CONFIG_FILE, in_config_file(lora, base_model), sort_keys=True)
+    # The keys are sorted, as in PEFT's files, but not those of the patterns, of which the first that matches counts.
+    write_json(Path(target) / CONFIG_FILE, dict(sorted(in_config_file(lora, base_model).items())))
     save_arrays(Path(target) / WEIGHTS_FILE, tensors)
 
 
