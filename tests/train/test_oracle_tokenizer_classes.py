@@ -18,6 +18,8 @@ from tests.train.test_oracle_tokenizer import once
 from wgrad.device.errors import WgradError
 from wgrad.train.data import tokenizer_classes
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.multimodal import MULTIMODAL
 
 transformers = oracle_package("transformers")
 
@@ -170,6 +172,35 @@ def test_which_class_it_is(model: str | None, kind: str, backends: dict[str, str
     for number, (config, more) in enumerate(cases):
         values = None if model is None and not more else {"model_type": model} | more if model else more
         compare(write(tmp_path / str(number), backends[kind], config, values, True), f"{config} {more}", texts)
+
+
+def test_a_declared_class_yields_to_the_model_type(backends: dict[str, str], tmp_path: Path) -> None:
+    """Granite 3, OLMo 2, Phi-3 and Mixtral declare classes that would cut their texts otherwise."""
+    texts = [TEXTS[i] for i in (1, 2, 4, 8, 12)]
+    cases = [
+        ("granite", "GPT2Tokenizer", "byte level"),
+        ("olmo2", "GPT2Tokenizer", "byte level"),
+        ("phi3", "LlamaTokenizer", "metaspace"),
+        ("mixtral", "LlamaTokenizerFast", "metaspace"),
+        ("qwen3_5_moe", "Qwen2Tokenizer", "byte level"),
+        ("gemma3_text", None, "metaspace"),
+        ("qwen3_moe", None, "byte level"),
+    ]
+    for model, declared, kind in cases:
+        config = NAMES | ({"tokenizer_class": declared} if declared else {})
+        compare(write(tmp_path / model, backends[kind], config, {"model_type": model}, True), model, texts)
+
+
+def test_the_class_of_every_model_type_that_is_read() -> None:
+    mapping = transformers.models.auto.tokenization_auto
+    kinds = {kind for family in FAMILIES.values() for kind in (family.model_type, *family.other_types)}
+    kinds |= {whole.model_type for whole in MULTIMODAL.values()}
+    names = {kind: name for kind in kinds if (name := mapping.TOKENIZER_MAPPING_NAMES.get(kind))}
+    general = ("TokenizersBackend", "PreTrainedTokenizerFast", "MistralCommonBackend")
+    known = {k: "" if n in general else n.removesuffix("Fast").removesuffix("Tokenizer") for k, n in names.items()}
+    assert known == tokenizer_classes._REGISTERED
+    forced = {kind for kind in kinds & mapping.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS if known[kind]}
+    assert forced == tokenizer_classes._FORCED
 
 
 def test_every_class_of_transformers_is_known() -> None:

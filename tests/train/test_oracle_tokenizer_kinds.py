@@ -150,15 +150,21 @@ def test_the_same_ids_and_texts(kind: str, backends: dict[str, str], tmp_path: P
 
 @pytest.mark.parametrize("kind", ["prepended always", "unigram"])
 def test_special_tokens_map_and_added_tokens_json(kind: str, backends: dict[str, str], tmp_path: Path) -> None:
-    for number, declared in enumerate(("LlamaTokenizer", "PreTrainedTokenizerFast")):
+    """The former is not read where the configuration lists added tokens."""
+    vocabulary = Tokenizer.from_str(backends[kind]).get_vocab()
+    mine = {"model_specific_special_tokens": {"tool_token": min(t for t in vocabulary if t.isalpha() and len(t) == 2)}}
+    listed = {"added_tokens_decoder": {"3": {"content": "<pad>", **PLAIN}}}
+    more: list[dict] = [{}, listed, mine, mine | {"image_token": "</s>"}]
+    for number, (declared, options) in enumerate(itertools.product((CLASSES[0], CLASSES[2]), more)):
         folder = tmp_path / str(number)
         folder.mkdir()
         Tokenizer.from_str(backends[kind]).save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": declared, "bos_token": "<pad>"}))
+        config = {"tokenizer_class": declared, "bos_token": "<pad>"} | options
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
         eos = {"content": "</s>", "lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
         (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": eos}))
         (folder / "added_tokens.json").write_text(json.dumps({"<|user|>": 4}))
         ours, theirs = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
         assert (ours.bos_id, ours.eos_id) == (theirs.bos_token_id, theirs.eos_token_id)
-        for text in TEXTS:
+        for text in (*TEXTS, *LINES[:9]):
             assert ours.encode(text) == theirs(text)["input_ids"], text

@@ -17,9 +17,28 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from wgrad.device.errors import WgradError
 
-# The class of a model type, whatever its files declare (None: tokenizer.json as it is), and if they declare none.
-_FORCED = {"mistral": None, "qwen2": "Qwen2"}
-_DEFAULT = {"qwen2": "Qwen2", "qwen3": "Qwen2"}
+# The class that transformers registers for a model type, which it takes if the files declare none. An empty name stands
+# for tokenizer.json as it is, which then holds whatever class is declared; other types have no class.
+_REGISTERED = {
+    kind: name
+    for name, kinds in {
+        "Cohere": "aya_vision cohere cohere2",
+        "GPT2": "jais2 phi starcoder2",
+        "GPTNeoX": "mamba2 olmo olmoe",
+        "Gemma": "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text",
+        "Llama": "idefics2",
+        "Qwen2": """internvl lighton_ocr ovis2 qianfan_ocr qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe
+            qwen3_next qwen3_vl qwen3_vl_moe""",
+        "Qwen3_5": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text",
+        "": """ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe granite granitemoe
+            granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder kimi_k25 llava llava_next minicpm3
+            minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3
+            olmo_hybrid phi3 phimoe smolvlm stablelm vipllava""",
+    }.items()
+    for kind in kinds.split()
+}
+# Model types that have their registered class whatever their files declare.
+_FORCED = {"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}
 
 # Further classes of transformers, whose rules are not implemented here, or which do not use tokenizer.json.
 _REFUSED = frozenset(
@@ -164,13 +183,14 @@ def choose_class(config: Config, model: Config, data: bytes, where: str) -> Toke
     """
     file = "tokenizer_config.json" if config.get("tokenizer_class") else "config.json"
     declared, kind = config.get("tokenizer_class") or model.get("tokenizer_class"), str(model.get("model_type"))
-    name = _DEFAULT.get(kind)
+    name = registered = _REGISTERED.get(kind)
     if isinstance(declared, str):
         plain = declared.removesuffix("Fast")
         name = plain.removesuffix("Tokenizer") if plain.endswith("Tokenizer") else None
-        if kind in _FORCED and "auto_map" not in config:  # with an auto_map, transformers ignores the model type
-            name = _FORCED[kind]
-    if name == "Llama" and "auto_map" not in config and b'"ByteLevel"' in data:
+        is_held = kind in _FORCED or registered == ""
+        if is_held and "auto_map" not in config:  # with an auto_map, transformers ignores the model type
+            name = registered
+    if name == "Llama" and isinstance(declared, str) and "auto_map" not in config and b'"ByteLevel"' in data:
         return None
     if name in _REFUSED:
         raise WgradError(

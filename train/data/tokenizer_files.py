@@ -46,14 +46,19 @@ def read_options(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_special_tokens(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json merged with special_tokens_map.json.
+    """Return tokenizer_config.json with the extra tokens that have names, and with special_tokens_map.json.
 
-    The former takes precedence if it lists added tokens, else the latter. Extra tokens with names are included.
+    The latter takes precedence, but is not read if the former lists added tokens.
     """
-    config, special = read_options(folder, "tokenizer_config.json"), read_options(folder, "special_tokens_map.json")
-    config = special | config if "added_tokens_decoder" in config else config | special
+    config = read_options(folder, "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= read_options(folder, "special_tokens_map.json")
     more = config.get("extra_special_tokens")
-    return config | more if isinstance(more, dict) else config
+    if isinstance(more, dict):
+        return config | more
+    own = (key for key, value in config.items() if key.endswith("_token") and isinstance(value, str))
+    more = config.get("model_specific_special_tokens")  # replaced by the tokens that have keys of their own
+    return config if set(own) - set(SPECIAL) or not isinstance(more, dict) else config | more
 
 
 def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], bool]:
