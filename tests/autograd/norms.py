@@ -1,5 +1,5 @@
-"""Calls of every norm that is specified, by what its specification names: inputs, and what its forward leaves for its
-backward. A test of norms then holds for the next one too."""
+"""Calls of every norm with a weight, by the names that its specification has: inputs, and what its forward leaves for
+its backward. A test of norms then holds for the next one too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from wgrad.autograd.operators import OPERATORS
 from wgrad.autograd.ops import norm
 
-NORMS = [n for n, op in OPERATORS.items() if op.__module__ == norm.__name__ and f"{n}_backward" in OPERATORS]
+_OF_NORM = {n: op for n, op in OPERATORS.items() if op.__module__ == norm.__name__}
+NORMS = [n for n, op in _OF_NORM.items() if f"{n}_backward" in _OF_NORM and "weight" in op.parameters]
 ROWS, COLUMNS = ("x", "dy", "residual_grad"), ("weight", "bias")  # inputs [R, C], and those [C] in float32
 
 

@@ -116,7 +116,7 @@ def test_records_are_learned_as_the_command_learns_a_file(
     assert not result.stopped_early and not result.stopped_by_callback
     assert [r.loss for r in result.metrics()] == [r["loss"] for r in read_steps(tmp_path / "command/metrics.jsonl")]
     wgrad.finetune(model=model, data=data, out=tmp_path / "shown", progress=True, **OPTIONS | {"max_steps": 1})
-    assert "training: 1 steps" in capfd.readouterr().out
+    assert "training: 1 step, " in capfd.readouterr().out
 
 
 class Watching(wgrad.Callback):

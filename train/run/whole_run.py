@@ -137,7 +137,8 @@ class WholeRun:
         before = self._say(self.evaluation.measure(0, "before")) if state is None else None
         self.results |= before.results("before") if before is not None else {}
         start_profile(session)
-        session.say(f"training: {stream.total_steps - stream.step} steps, {len(stream.documents)} documents")
+        left = stream.total_steps - stream.step
+        session.say(f"training: {left} step{'s' * (left != 1)}, {len(stream.documents)} examples")
         self.metrics = files.enter_context(MetricsFile(config.out, begun_at, writes=writes))
         self.outputs.records.append(self.metrics)
         if before is not None and before.loss is not None:
