@@ -271,7 +271,7 @@ class Asked(Exception):
     pass
 
 
-@pytest.mark.parametrize("command", ["bench", "bench --explain 64x64x64", "plan --model x", "selftest", "report"])
+@pytest.mark.parametrize("command", ["bench", "bench --explain 64x64x64", "selftest", "report"])
 def test_what_tests_kernels_takes_a_software_driver(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` takes NumPy before it elsewhere."""
 
