@@ -1,6 +1,6 @@
 """Milliseconds of a training step of an MLP and of the GPT in examples/tiny_gpt.py, next to torch eager.
 
-    python bench/bench_autograd.py [--device NAME] [--steps 200] [--only gpt] [--out FILE]
+    python bench/bench_autograd.py [--device NAME] [--steps 100] [--only gpt] [--out FILE]
 
 `eager` runs the step's Python each time, `compiled` replays it (wgrad.compile). Each step uploads its batch and ends
 with AdamW; the loss is not read. All of it is float32. With torch and CUDA the same step runs there in eager mode, from
@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Report, has_cuda
+from common import WARM_SECONDS, Report, has_cuda
 
 import wgrad
 from wgrad import Tensor
 from wgrad import functional as F
+from wgrad.autograd.bench.timing import Time, median_spread
 from wgrad.device.contract import Device
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -30,6 +31,7 @@ import tiny_gpt  # type: ignore[import-not-found]  # noqa: E402
 
 Step = Callable[..., Any]
 Batches = Callable[[int], tuple[np.ndarray, np.ndarray]]
+ROUNDS = 5  # of --steps each, of which the median counts
 CHECKED = 5  # steps after which losses are compared
 MLPS = {"mlp 64": (64, 256), "mlp 1024": (1024, 4096)}  # width of the hidden layers, rows of a batch
 GPTS = {"gpt 4x128": (4, 128, 64, 16), "gpt 6x384": (6, 384, 256, 16)}  # layers, width, context, sequences
@@ -86,18 +88,24 @@ def torch_gpt_loss(p: Any, ids: Any, targets: Any, torch: Any, layers: int, head
     return nn.cross_entropy((norm(x, "norm") @ p["tokens"].T).flatten(0, 1), targets.flatten())
 
 
-def timed(step: Step, batch: Batches, wait: Callable[[], Any], steps: int) -> tuple[float, float]:
-    """Seconds of a step after the first ones, and the loss after CHECKED."""
+def timed(step: Step, batch: Batches, wait: Callable[[], Any], steps: int) -> tuple[Time, float]:
+    """Time of a step, of ROUNDS after a warm-up, and the loss after CHECKED steps."""
     batches = [batch(i) for i in range(8)]
     loss = 0.0
     for i in range(CHECKED):
         loss = float(step(*batches[i % 8]).item())
-    wait()
-    start = time.perf_counter()
-    for i in range(steps):
-        step(*batches[i % 8])
-    wait()
-    return (time.perf_counter() - start) / steps, loss
+
+    def round_of(count: int) -> float:
+        start = time.perf_counter()
+        for i in range(count):
+            step(*batches[i % 8])
+        wait()
+        return (time.perf_counter() - start) / count
+
+    warm = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < warm:
+        round_of(1)
+    return median_spread([round_of(steps) for _ in range(ROUNDS)]), loss
 
 
 def training_step(loss_of: Step, optimizer: Any, put: Callable[[np.ndarray], Any] = lambda x: x) -> Step:
@@ -123,24 +131,26 @@ def measure(name: str, make: Callable[[], Any], device: Device, torch: Any, step
         step: Any = training_step(loss_of, optimizer, wgrad.tensor)
         if way == "compiled":
             step = wgrad.compile(training_step(loss_of, optimizer))
-        seconds, found[way] = timed(step, batch, device.synchronize, steps)
+        took, found[way] = timed(step, batch, device.synchronize, steps)
         launches = step.launches if way == "compiled" else None
-        yield {"name": name, "way": f"wgrad {way}", "ms": 1000 * seconds, "launches": launches}
+        row = {"name": name, "way": f"wgrad {way}", "ms": 1000 * took.seconds, "spread": took.spread}
+        yield row | {"launches": launches}
     if torch is not None:
         tp = {key: torch.tensor(x, device="cuda", requires_grad=True) for key, x in start.items()}
         other = torch.optim.AdamW(list(tp.values()), lr=1e-3)
         step = training_step(
             lambda x, y: theirs(tp, x, y, torch), other, lambda x: torch.from_numpy(x).to("cuda", non_blocking=True)
         )
-        seconds, loss = timed(step, batch, torch.cuda.synchronize, steps)
+        took, loss = timed(step, batch, torch.cuda.synchronize, steps)
         error = max(abs(found[way] - loss) for way in found)
-        yield {"name": name, "way": "torch eager", "ms": 1000 * seconds, "error": error}
+        row = {"name": name, "way": "torch eager", "ms": 1000 * took.seconds, "spread": took.spread}
+        yield row | {"error": error}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--only", default="", help="part of a name")
     parser.add_argument("--tiny", action="store_true", help="sizes that time nothing")
     parser.add_argument("--out")
