@@ -321,15 +321,17 @@ def _within(arrays: int, axes: int) -> bool:
 
 
 def _result_dtype(function: str, args: Sequence[Operand]) -> np.dtype:
-    """Return the dtype of a function: that of the floats among its operands; of whole numbers, int32 if the function
-    keeps them whole, else float32; of a comparison, uint32."""
+    """Return the dtype of a function: that of the floats among its operands, of which those without axes count only if
+    there are no others; of whole numbers, int32 if the function keeps them whole, else float32; of a comparison,
+    uint32."""
     if function in _COMPARISONS:
         return np.dtype(np.uint32)
     values = args[1:] if function == "where" else args
     dtypes = {value.dtype for value in values if isinstance(value, Lazy)}
     numbers = [value for value in values if not isinstance(value, Lazy)]
     if any(dtype.kind not in "iu" for dtype in dtypes):
-        return joined_dtype(dtypes)
+        wide = {value.dtype for value in values if isinstance(value, Lazy) and value.shape}
+        return joined_dtype(wide if any(dtype.kind not in "iu" for dtype in wide) else dtypes)
     whole = function in _WHOLE and dtypes and all(number.is_integer() for number in numbers)
     return np.dtype(np.int32 if whole else np.float32)
 

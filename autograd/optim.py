@@ -33,15 +33,16 @@ class Optimizer:
         self.parameters = list(parameters)
         _check(self.parameters)
         self.device = device = self.parameters[0].device
-        offsets, size = [], 0
+        self._offsets, size = [0], 0
         for p in self.parameters:
-            offsets.append(size)
             size += -(-p.size // _ALIGN) * _ALIGN
+            self._offsets.append(size)
         self._data, self._grad = device.zeros((size,)), device.zeros((size,))
         before_writing()
-        for p, at in zip(self.parameters, offsets):
+        for p, at in zip(self.parameters, self._offsets):
             data, grad = (device.view(whole, p.shape, at) for whole in (self._data, self._grad))
             device.copy(p.data, data)
+            p.received = p.gradient is not None
             if p.gradient is not None:
                 device.copy(p.gradient, grad)
             p.data, p.gradient, p.has_grad_buffer = data, grad, True
@@ -60,17 +61,39 @@ class Optimizer:
         self.device.write(self._hyper, self._hyper_host)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set the gradients to 0. Their memory stays, whatever PyTorch's `set_to_none` is."""
+        """Set the gradients to 0. Their memory stays.
+
+        Args:
+            set_to_none: Whether `step` then leaves out parameters that no backward pass reaches.
+        """
         before_writing([self._grad])
         self.device.fill(self._grad, 0.0)
+        if set_to_none:
+            for p in self.parameters:
+                p.received = False
 
     def step(self) -> None:
-        """Update the parameters by their gradients."""
-        before_writing([self._data, self._grad])
-        self._step()
+        """Update the parameters that received a gradient since `zero_grad`."""
+        received = [number for number, p in enumerate(self.parameters) if p.received]
+        if received:
+            before_writing([self._data, self._grad])
+            self._step(received)
 
-    def _step(self) -> None:
+    def _step(self, received: list[int]) -> None:
         raise NotImplementedError
+
+    def _parts(self, numbers: list[int], *buffers: Array) -> list[tuple[Array, ...]]:
+        """Return the parts of flat buffers that hold parameters, neighbors in one part. numbers: sorted."""
+        if len(numbers) == len(self.parameters):
+            return [buffers]
+        runs: list[list[int]] = []
+        for number in numbers:
+            if runs and runs[-1][1] == number:
+                runs[-1][1] = number + 1
+            else:
+                runs.append([number, number + 1])
+        bounds = [(self._offsets[first], self._offsets[last]) for first, last in runs]
+        return [tuple(self.device.view(b, (end - at,), at) for b in buffers) for at, end in bounds]
 
     def _flat(self, program: Any, arrays: tuple[Array, ...], scalars: tuple[float, ...], out: Array) -> None:
         """Compute an expression of flat buffers, and of the learning rate, which is the same for all elements."""
@@ -96,21 +119,25 @@ class SGD(Optimizer):
         self._momentum, self._decay = momentum, weight_decay
         self._moved = self.device.zeros(self._data.shape) if momentum else None
 
-    def _step(self) -> None:
-        change: Array = self._grad
+    def _step(self, received: list[int]) -> None:
+        moved = () if self._moved is None else (self._moved,)
+        for part in self._parts(received, self._data, self._grad, *moved):
+            self._update(*part)
+
+    def _update(self, data: Array, change: Array, moved: Array | None = None) -> None:
         decay: Program = (("old",), ("load", 0), ("scalar", 0), ("mul", 0, 2), ("add", 1, 3))  # g + decay * p
-        if self._moved is not None:
+        if moved is not None:
             program = (
                 *(("old",), ("load", 0), ("load", 1), ("scalar", 0), ("scalar", 1)),
                 *(("mul", 0, 3), ("mul", 2, 4), ("add", 5, 1), ("add", 7, 6)),
             )
-            self._flat(program, (self._grad, self._data), (self._momentum, self._decay), self._moved)
-            change = self._moved
+            self._flat(program, (change, data), (self._momentum, self._decay), moved)
+            change = moved
             decay = (("old",), ("load", 0))
         rate = len(decay)
         step = (*decay, ("load", 1), ("mul", rate - 1, rate), ("sub", 0, rate + 1))
-        scalars = () if self._moved is not None else (self._decay,)
-        self._flat(step, (change, self._hyper), scalars, self._data)
+        scalars = () if moved is not None else (self._decay,)
+        self._flat(step, (change, self._hyper), scalars, data)
 
 
 class AdamW(Optimizer):
@@ -140,16 +167,38 @@ class AdamW(Optimizer):
         self._betas, self._eps, self._decay, self._max_norm = betas, eps, weight_decay, max_norm
         device = self.device
         self._mean, self._square = device.zeros(self._data.shape), device.zeros(self._data.shape)
-        self._state, self._loss_scale = device.zeros((STATE_SIZE,)), device.upload(np.ones(1, np.float32))
-        self._no_norm = device.zeros((2,))
+        self._loss_scale, self._no_norm = device.upload(np.ones(1, np.float32)), device.zeros((2,))
+        # Parameters that received gradients in the same steps, and the state that counts these for the bias correction.
+        self._groups = [(list(range(len(self.parameters))), device.zeros((STATE_SIZE,)))]
 
-    def _step(self) -> None:
+    def _step(self, received: list[int]) -> None:
         device, (beta1, beta2) = self.device, self._betas
         norm = device.grad_norm(self._grad) if self._max_norm else self._no_norm
-        device.clip(norm, self._hyper, self._state, self._loss_scale, beta1=beta1, beta2=beta2)
-        buffers = self._data, self._grad, self._mean, self._square, self._hyper, self._state
-        decay = {"weight_decay": self._decay, "decay_elements": math.prod(self._data.shape)}
-        device.adamw(*buffers, beta1=beta1, beta2=beta2, eps=self._eps, **decay)
+        if len(received) < len(self.parameters):
+            self._split_groups({*received})
+        updated = {*received}
+        for members, state in self._groups:
+            if members[0] not in updated:
+                continue
+            device.clip(norm, self._hyper, state, self._loss_scale, beta1=beta1, beta2=beta2)
+            for data, *others in self._parts(members, self._data, self._grad, self._mean, self._square):
+                decay = {"weight_decay": self._decay, "decay_elements": math.prod(data.shape)}
+                device.adamw(data, *others, self._hyper, state, beta1=beta1, beta2=beta2, eps=self._eps, **decay)
+
+    def _split_groups(self, received: set[int]) -> None:
+        """Split the groups of which only some parameters received a gradient."""
+        groups: list[tuple[list[int], Array]] = []
+        for members, state in self._groups:
+            updated = [number for number in members if number in received]
+            others = [number for number in members if number not in received]
+            if updated and others:
+                refuse_in_step("leaves out a parameter that was updated before")
+                copied = self.device.zeros((STATE_SIZE,))
+                self.device.copy(state, copied)
+                groups += [(updated, copied), (others, state)]
+            else:
+                groups.append((members, state))
+        self._groups = groups
 
 
 def _check(parameters: list[Tensor]) -> None:

@@ -10,14 +10,13 @@ call functions of autograd/ops.
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from wgrad.autograd.gradients import GradientWithCopy, Recomputed, whole_of
-from wgrad.autograd.lazy import Lazy, lazy_of, memory_of
+from wgrad.autograd.lazy import Lazy, lazy_of
 from wgrad.autograd.modes import is_recomputing as is_recomputing
 from wgrad.autograd.modes import is_recording as is_recording
 from wgrad.autograd.modes import no_grad as no_grad
@@ -26,7 +25,8 @@ from wgrad.autograd.modes import recording as recording
 from wgrad.autograd.modes import refuse_in_step
 from wgrad.autograd.shapes import filled_in
 from wgrad.autograd.torch_methods import TorchMethods
-from wgrad.autograd.written import note_writing, writes, written_since
+from wgrad.autograd.written import before_writing as before_writing
+from wgrad.autograd.written import waiting, writes, written_since
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import ShapeError, WgradError
 
@@ -88,18 +88,22 @@ class Tensor(TorchMethods):
     that require it.
     """
 
-    __slots__ = ("_data", "device", "requires_grad", "gradient", "has_grad_buffer", "node", "index", "__weakref__")
+    __slots__ = (
+        *("_data", "device", "requires_grad", "gradient", "has_grad_buffer", "received", "node", "index"),
+        "__weakref__",
+    )
 
     def __init__(self, data: Array | Lazy, device: Device, requires_grad: bool = False) -> None:
         self._data = data
         self.device = device
         if isinstance(data, Lazy):
-            _waiting[id(self)] = self
+            waiting[id(self)] = self
         if requires_grad:
             _check_float(self.dtype)
         self.requires_grad = requires_grad
         self.gradient: Array | None = None
         self.has_grad_buffer = False  # whether gradients are added to `gradient` in place
+        self.received = False  # whether a backward pass reached this leaf since its optimizer's zero_grad
         self.node: Node | None = None
         self.index = 0  # number of this output of the node
 
@@ -108,7 +112,7 @@ class Tensor(TorchMethods):
         held = self._data
         if isinstance(held, Lazy):
             held = self._data = held.array()
-            _waiting.pop(id(self), None)
+            waiting.pop(id(self), None)
         return held
 
     @data.setter
@@ -127,6 +131,7 @@ class Tensor(TorchMethods):
         if value is not None and (not isinstance(value, Tensor) or value.shape != self.shape):
             found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise WgradError(f"grad: must be None or a Tensor of shape {list(self.shape)}, got {found}")
+        self.received = value is not None
         if self.has_grad_buffer:  # an optimizer keeps it
             if value is None:
                 self.device.fill(self.gradient, 0.0)
@@ -235,24 +240,9 @@ class Tensor(TorchMethods):
         run_backward([self], [seed])
 
 
-# Tensors whose values are not computed yet, by id.
-_waiting: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
-
-
 def _check_float(dtype: np.dtype) -> None:
     if dtype.kind in "iu":
         raise WgradError(f"requires_grad: a Tensor must be of floats to have a gradient, got {dtype}; use float()")
-
-
-def before_writing(arrays: Iterable[Array] | None = None) -> None:
-    """Compute the lazy Tensors that depend on arrays which are about to be overwritten. None: all lazy Tensors."""
-    memory = None if arrays is None else [memory_of(array) for array in arrays]
-    note_writing(memory or ())
-    for reference in _waiting.valuerefs():  # a copy, because other threads add to it
-        tensor = reference()
-        held = None if tensor is None else tensor._data
-        if tensor is not None and isinstance(held, Lazy) and (memory is None or any(held.reads(m) for m in memory)):
-            tensor.data  # noqa: B018
 
 
 def parameter(data: Array, device: Device, grad: Array | None = None) -> Tensor:
@@ -348,6 +338,8 @@ class _Gradients:
 def run_backward(roots: Sequence[Tensor], seeds: Sequence[Array | None]) -> None:
     """Run the backward pass from roots with the given gradients (None: no gradient)."""
     order = _topological([root.node for root in roots if root.requires_grad and root.node is not None])
+    for root in roots:
+        root.received = root.received or root.node is None
     gradients = _Gradients()
     for root, seed in zip(roots, seeds):
         gradients.send(edge_of(root), seed)
@@ -372,7 +364,10 @@ def run_backward(roots: Sequence[Tensor], seeds: Sequence[Array | None]) -> None
 
 
 def _topological(roots: Sequence[Node]) -> list[Node]:
-    """Return all nodes below the roots, each after those it depends on (without recursion, because graphs are deep)."""
+    """Return all nodes below the roots, each after those it depends on, and mark their leaves as `received`.
+
+    Without recursion, because graphs are deep.
+    """
     order: list[Node] = []
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in roots]
@@ -390,5 +385,9 @@ def _topological(roots: Sequence[Node]) -> list[Node]:
                 "forward again, or add the losses and call backward once"
             )
         stack.append((node, True))
-        stack.extend((edge[0], False) for edge in node.edges if isinstance(edge, tuple))
+        for edge in node.edges:
+            if isinstance(edge, tuple):
+                stack.append((edge[0], False))
+            elif edge is not None:
+                edge.received = True
     return order

@@ -49,6 +49,8 @@ def implements_method(name: str) -> Callable[[Function], Function]:
 
 def axis_of(name: str, dim: int, rank: int) -> int:
     """Return an axis as a number from 0; negative ones count from the end. ShapeError, naming the function: no axis."""
+    if rank == 0:
+        raise ShapeError(f"{name}: dim {short(dim)} is given, but the Tensor has no axes; reshape it to [1]")
     if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not -rank <= dim < rank:
         raise ShapeError(f"{name}: dim must be an axis of {rank}, from {-rank} to {rank - 1}, got {short(dim)}")
     return int(dim) % rank

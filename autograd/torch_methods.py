@@ -54,7 +54,8 @@ class TorchMethods(TensorMethods):
         return self.to("cpu")
 
     def type_as(self, other: Any) -> Self:
-        return self.to(other.dtype)
+        """Cast to the dtype of another Tensor; to a mask, as `bool` does."""
+        return self.bool() if other.dtype == np.uint32 else self.to(other.dtype)
 
     # ---- functions of each element -------------------------------------------------------
     def square(self) -> Self:
@@ -91,7 +92,10 @@ class TorchMethods(TensorMethods):
         return _call("where", condition, self, other)
 
     def lerp(self, end: Any, weight: Any) -> Self:
-        return self + (end - self) * weight
+        """Return self + weight * (end - self), which is exactly `end` for a weight of 1."""
+        if isinstance(weight, TensorMethods):
+            return _call("where", weight < 0.5, self + (end - self) * weight, end - (end - self) * (1 - weight))
+        return self + (end - self) * weight if weight < 0.5 else end - (end - self) * (1 - weight)
 
     # ---- reductions ----------------------------------------------------------------------
     def var(
@@ -103,7 +107,11 @@ class TorchMethods(TensorMethods):
         """
         if dim is True or dim is False:
             dim, unbiased = None, dim
-        away = self - self.mean(dim, keepdim=True)
+        return self._as_here(self._variance(dim, unbiased, keepdim, correction))
+
+    def _variance(self, dim: Any, unbiased: Any, keepdim: Any, correction: Float | None) -> Self:
+        x = self._wide()
+        away = x - x.mean(dim, keepdim=True)
         total = (away * away).sum(dim, keepdim)
         count = self.size // max(total.size, 1)
         less = (1 if unbiased else 0) if correction is None else correction
@@ -111,16 +119,27 @@ class TorchMethods(TensorMethods):
             raise ShapeError(f"var: there must be more than {less} elements, got {count}; set correction=0")
         return total * (1.0 / (count - less))
 
+    def _wide(self) -> Self:
+        """Return 16-bit floats as float32, in which their squares do not overflow."""
+        return self.float() if self.dtype.itemsize == 2 else self
+
+    def _as_here(self, result: Self) -> Self:
+        """Return the result of a computation with `_wide` in this Tensor's dtype."""
+        return result.to(self.dtype) if self.dtype.itemsize == 2 else result
+
     def std(
         self, dim: Any = None, unbiased: Any = True, keepdim: Any = False, *, correction: Float | None = None
     ) -> Self:
         """Return the standard deviation over axes; arguments as in `var`."""
-        return self.var(dim, unbiased, keepdim, correction=correction)._root()
+        if dim is True or dim is False:
+            dim, unbiased = None, dim
+        return self._as_here(self._variance(dim, unbiased, keepdim, correction)._root())
 
     def norm(self, p: Float = 2, dim: Axes = None, keepdim: Any = False) -> Self:
         """Return the 2-norm (p = 2), the sum of absolute values (1) or the largest absolute value (inf) over axes."""
         if p == 2:
-            return (self * self).sum(dim, keepdim)._root()
+            x = self._wide()
+            return self._as_here((x * x).sum(dim, keepdim)._root())
         if p not in (1, math.inf):
             raise ShapeError(f"norm: p must be 1, 2 or inf, got {short(p)}")
         return self.abs().sum(dim, keepdim) if p == 1 else self.abs().amax(dim, keepdim)
@@ -140,8 +159,9 @@ class TorchMethods(TensorMethods):
 
     def logsumexp(self, dim: Axes, keepdim: Any = False) -> Self:
         """Return log(sum(exp(x))) over axes."""
-        largest = self.detach().amax(dim, keepdim=True).clamp(-_LARGEST, _LARGEST)  # inf - inf would be NaN
-        kept = (self - largest).exp().sum(dim, keepdim=True).log() + largest
+        x = self._wide()
+        largest = x.detach().amax(dim, keepdim=True).clamp(-_LARGEST, _LARGEST)  # inf - inf would be NaN
+        kept = self._as_here((x - largest).exp().sum(dim, keepdim=True).log() + largest)
         return kept if keepdim else kept.reshape(self.detach().amax(dim).shape)
 
     def log_softmax(self, dim: Int = -1) -> Self:
@@ -324,6 +344,9 @@ class TorchMethods(TensorMethods):
 
     if TYPE_CHECKING:  # of the Tensor
         node: Any
+
+        @property
+        def dtype(self) -> np.dtype: ...
 
         def reshape(self, *sizes: Any) -> Self: ...
 

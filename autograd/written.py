@@ -1,18 +1,33 @@
-"""The record of which memory was overwritten and when: a backward may not read what changed after its forward."""
+"""Overwriting memory: lazy Tensors that read it are computed before, and a backward may not read it afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from wgrad.autograd.lazy import Lazy, memory_of
+from wgrad.device.contract import Array
 
+# Tensors whose values are not computed yet, by id.
+waiting: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _writes = [0]  # how many writes were noted so far
 # The number of the last write, by the id of the memory. An id that freed memory leaves behind has an old number.
 _written: dict[int, int] = {}
 _MOST_WRITTEN = 1 << 16
+
+
+def before_writing(arrays: Iterable[Array] | None = None) -> None:
+    """Compute the lazy Tensors that depend on arrays which are about to be overwritten. None: all lazy Tensors."""
+    memory = None if arrays is None else [memory_of(array) for array in arrays]
+    note_writing(memory or ())
+    for reference in waiting.valuerefs():  # a copy, because other threads add to it
+        tensor = reference()
+        held = None if tensor is None else tensor._data
+        if tensor is not None and isinstance(held, Lazy) and (memory is None or any(held.reads(m) for m in memory)):
+            tensor.data  # noqa: B018
 
 
 def writes() -> int:

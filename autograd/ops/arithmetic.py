@@ -5,6 +5,7 @@ A gradient is a lazy expression as well, so the backward of a chain is one launc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ GRADIENTS: dict[str, Gradient] = {
     "add": lambda dy, a, b: (dy, dy),
     "sub": lambda dy, a, b: (dy, -dy),
     "mul": lambda dy, a, b: (dy * b, dy * a),
-    "div": lambda dy, a, b: (dy / b, -(dy * a / (b * b))),
+    "div": lambda dy, a, b: (dy / b, -(dy * (a / b) / b)),  # b * b would be 0 for b below 1e-23
     "pow": lambda dy, a, b: (_slope_of_base(dy, a, b), dy * apply("pow", a, b) * _log_of_base(a)),
     "maximum": lambda dy, a, b: (dy * _share("gt", a, b), dy * _share("lt", a, b)),
     "minimum": lambda dy, a, b: (dy * _share("lt", a, b), dy * _share("gt", a, b)),
@@ -188,10 +189,17 @@ where = _function(
 )
 
 
+_MOST_FACTORS = 8  # of a power of whole numbers
+
+
 @implements_method("pow")
 def pow(base: Any, exponent: Any) -> Tensor:
-    """base ** exponent. Small whole exponents are products, which keep every digit."""
+    """base ** exponent. Small whole exponents are products, which keep every digit and whole numbers whole."""
     if isinstance(exponent, int | float) and not isinstance(exponent, bool):
+        if isinstance(base, Tensor) and base.dtype.kind in "iu":
+            if isinstance(exponent, int) and 0 <= exponent <= _MOST_FACTORS:
+                return functools.reduce(mul, [base] * exponent, mul(base, 0) + 1)
+            base = to(base, np.float32)
         if exponent == 2:
             return mul(base, base)
         if exponent == 3:
@@ -280,6 +288,10 @@ def to(x: Tensor, dtype: Any) -> Tensor:
         wanted = np.dtype(dtype)
     except TypeError:
         return _on_device(x, dtype)
+    if wanted == np.bool_:
+        return ne(x, 0)
+    if wanted == np.int64:
+        wanted = np.dtype(np.int32)  # as long()
     return x if wanted == x.dtype else _stored(x, wanted)
 
 

@@ -35,6 +35,7 @@ def _check_options(reduction: str, label_smoothing: float) -> None:
 def cross_entropy(
     logits: Tensor,
     targets: Any,
+    weight: Any = None,
     *,
     ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
@@ -45,6 +46,7 @@ def cross_entropy(
     Args:
         logits: [N, C].
         targets: int32 [N], a Tensor or an array.
+        weight: Weights of the classes, [C]; the mean is then a weighted one.
         ignore_index: The target of rows that do not count.
         reduction: "mean", "sum", or "none" for the loss of each row, which is 0 for ignored rows.
         label_smoothing: Share of the target that is spread over all classes.
@@ -57,6 +59,8 @@ def cross_entropy(
     """
     labels = _labels(logits, targets, ignore_index)
     _check_options(reduction, label_smoothing)
+    if weight is not None:
+        return _weighted(logits, labels, weight, ignore_index, reduction, label_smoothing)
     device = logits.device
     z = view_of(logits.data, device)
     target = view_of(device.view(labels.array(), (logits.shape[0], 1)), device)
@@ -93,6 +97,26 @@ def cross_entropy(
     return result
 
 
+def _weighted(
+    logits: Tensor, labels: Lazy, weight: Any, ignored: int, reduction: str, label_smoothing: float
+) -> Tensor:
+    """Return the loss with a weight of each class."""
+    shape = tuple(getattr(weight, "shape", ()))
+    if label_smoothing or shape != logits.shape[1:]:
+        raise ShapeError(
+            f"cross_entropy: weight must be [C], here {list(logits.shape[1:])}, and goes without label_smoothing, got "
+            f"{list(shape)} and {label_smoothing}"
+        )
+    target = Tensor(labels, logits.device)
+    rows = cross_entropy(logits, target, ignore_index=ignored, reduction="none")
+    of_class = Tensor(apply("eq", index(logits.shape, 1, logits.device), target.unsqueeze(1).lazy()), logits.device)
+    factor: Any = (of_class * weight).sum(1)
+    total: Tensor = rows * factor
+    if reduction == "none":
+        return total
+    return total.sum() / factor.sum() if reduction == "mean" else total.sum()
+
+
 def _labels(logits: Tensor, targets: Any, ignored: int) -> Lazy:
     """Check the shapes and dtype of logits and targets, and the values of targets on the host."""
     if not isinstance(targets, Tensor):
@@ -102,7 +126,7 @@ def _labels(logits: Tensor, targets: Any, ignored: int) -> Lazy:
         found = list(labels.shape) if isinstance(labels, Lazy) else "a number"
         raise ShapeError(
             f"cross_entropy: logits must be [N, C] and targets [N], got {list(logits.shape)} and {found}; "
-            "use logits.reshape(-1, C) and targets.reshape(-1)"
+            "use logits.reshape(-1, C), behind logits.movedim(1, -1) if axis 1 has the classes, and targets.reshape(-1)"
         )
     if labels.dtype.kind not in "iu":
         raise ShapeError(f"cross_entropy: targets must be integers, got {labels.dtype}")

@@ -68,7 +68,7 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 @implements_method("squeeze")
 def squeeze(x: Tensor, dim: Axes = None) -> Tensor:
     given = range(x.ndim) if dim is None else dim if isinstance(dim, Sequence) else (dim,)
-    gone = {axis_of("squeeze", axis, x.ndim) for axis in given}
+    gone = {axis_of("squeeze", axis, max(x.ndim, 1)) for axis in given}
     return x.reshape([n for axis, n in enumerate(x.shape) if n != 1 or axis not in gone])
 
 

@@ -20,6 +20,8 @@ from wgrad.device.errors import ShapeError
 
 def _axes(name: str, dim: Axes, rank: int) -> tuple[int, ...]:
     given = (dim,) if dim is not None and not isinstance(dim, Sequence) else tuple(dim or range(rank))
+    if not rank:
+        given = tuple(axis for axis in given if axis not in (0, -1))  # PyTorch lets a Tensor without axes have these
     axes = sorted(axis_of(name, axis, rank) for axis in given)
     if len({*axes}) < len(axes):
         raise ShapeError(f"{name}: dim must name an axis once, got {list(given)}")
@@ -59,7 +61,8 @@ def _reduction(
 
 @implements_method("sum")
 def sum(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
-    return _reduction("sum", "sum", x, dim, keepdim, 1.0, lambda dy: dy)
+    total = _reduction("sum", "sum", x, dim, keepdim, 1.0, lambda dy: dy)
+    return total.to(np.int32) if x.dtype == np.uint32 else total  # of a mask, which the host may subtract from
 
 
 @implements_method("mean")
@@ -81,7 +84,7 @@ def amax(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
 
 @implements_method("argmax")
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    if dim is None:
+    if dim is None or (not x.ndim and dim in (0, -1)):
         found = argmax(x.reshape(-1), 0)
         return found.reshape((1,) * x.ndim) if keepdim else found
     axis = axis_of("argmax", dim, x.ndim)
@@ -98,8 +101,8 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
 @implements_method("softmax")
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Return the softmax over an axis."""
-    axis = axis_of("softmax", dim, x.ndim)
-    if x.ndim == 1:
+    axis = axis_of("softmax", dim, max(x.ndim, 1))
+    if x.ndim < 2:
         return softmax_of_rows(x.reshape(1, -1)).reshape(x.shape)
     if axis == x.ndim - 1:
         return softmax_of_rows(x)

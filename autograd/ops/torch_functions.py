@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.host_arrays import to_device
-from wgrad.autograd.lazy import apply, index, lazy_of, view_of
+from wgrad.autograd.lazy import apply, broadcast, index, lazy_of, view_of
 from wgrad.autograd.ops.activation import gelu as gelu_operator
-from wgrad.autograd.ops.arithmetic import expm1, maximum, record, softplus, where
+from wgrad.autograd.ops.arithmetic import expm1, record, softplus, where
 from wgrad.autograd.ops.cross_entropy import check_labels
 from wgrad.autograd.ops.dropout import dropout as keep_some
 from wgrad.autograd.ops.loss import IGNORE_INDEX
@@ -118,9 +118,9 @@ def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Te
 
 
 def cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Return the sum of a b over an axis, divided by max(|a| |b|, eps)."""
-    lengths = (a * a).sum(dim) * (b * b).sum(dim)
-    return (a * b).sum(dim) / maximum(lengths, eps * eps).sqrt()
+    """Return the sum of a b over an axis, divided by max(|a|, eps) max(|b|, eps); a and b are broadcast first."""
+    shape = broadcast("cosine_similarity", a.shape, b.shape)
+    return (normalize(a.expand(*shape), 2, dim, eps) * normalize(b.expand(*shape), 2, dim, eps)).sum(dim)
 
 
 def dropout(x: Tensor, p: float = 0.5, seed: Any = None, stream: int = 0, training: bool = True) -> Tensor:
@@ -151,7 +151,7 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """Return x where it is positive, else alpha * (exp(x) - 1)."""
-    return where(x > 0, x, expm1(-((-x).relu())) * alpha)
+    return where(x > 0, x, expm1(where(x > 0, 0.0, x)) * alpha)
 
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:

@@ -15,7 +15,7 @@ Public names, imported on first use so that `import wgrad` stays fast:
     tensor, zeros, ones, full, zeros_like, ones_like, arange, linspace, eye, randn, rand, randint, manual_seed,
     set_default_device, float32, float16, int32, uint32
                                     Tensors on a device                                    wgrad.autograd
-    Tensor, no_grad, functional, where, cat, stack, einsum
+    Tensor, no_grad, functional, where, maximum, minimum, cat, stack, einsum
                                     autograd and its operators
     exp, sum, chunk, ...            most methods of Tensors, as functions
     SGD, AdamW, compile, register_operator, register_shader, save_tensors, load_tensors
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from wgrad.autograd.creation import zeros_like as zeros_like
     from wgrad.autograd.custom_operator import register_operator as register_operator
     from wgrad.autograd.custom_shader import register_shader as register_shader
+    from wgrad.autograd.ops.arithmetic import maximum as maximum
+    from wgrad.autograd.ops.arithmetic import minimum as minimum
     from wgrad.autograd.ops.arithmetic import where as where
     from wgrad.autograd.ops.einsum import einsum as einsum
     from wgrad.autograd.ops.movement import cat as cat
@@ -136,6 +138,8 @@ _PUBLIC = {
     "load": "wgrad.train.library.loaded_model",
     "load_tensors": "wgrad.autograd.tensor_files",
     "manual_seed": "wgrad.autograd.random_numbers",
+    "maximum": "wgrad.autograd.ops.arithmetic",
+    "minimum": "wgrad.autograd.ops.arithmetic",
     "no_grad": "wgrad.autograd.tensor",
     "ones": "wgrad.autograd.creation",
     "ones_like": "wgrad.autograd.creation",

@@ -35,6 +35,7 @@ torch = oracle_package("torch")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 A, B, C = (3, 5, 7), (5, 7), (5, 1)  # broadcast to each other
 LABELS = np.array([3, 0, -100, 6, 6])
+WEIGHTS = np.linspace(0.5, 3.5, 7)  # which float32 holds
 GATHERED = np.random.default_rng(4).integers(0, 5, (3, 2, 7))
 IDS = np.array([[1, 4, 1], [0, 2, 1]], np.int32)
 
@@ -82,7 +83,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         lambda a: (a.square() + 1).rsqrt() + (a.square() + 2).reciprocal() - a.exp2().log2(),
         (A,),
     ),
-    "lerp tan where": (lambda a, b: a.lerp(b, 0.3) + (a * 0.1).tan() + a.where(a > b, b * 2), (A, A)),
+    "lerp": (lambda a, b: a.lerp(b, 0.3) + a.lerp(b, 0.8) * a.lerp(b, b.sigmoid()), (A, A)),
+    "tan where": (lambda a, b: (a * 0.1).tan() + a.where(a > b, b * 2), (A, A)),
     "method names": (lambda a, b: a.add(b).mul(2).sub(1).div(3).pow(2).neg() + a.matmul(b.t()).sum() * a.ge(b), (A, B)),
     "views": (
         lambda a: a.view(5, 21).unflatten(1, (3, 7)).movedim(0, 1) * a.contiguous().clone() + a.mT.swapaxes(1, 2),
@@ -136,7 +138,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         (B,),
     ),
     "normalize cosine_similarity": (
-        lambda a, b: lib(a).normalize(a, dim=-1) + lib(a).cosine_similarity(a[0], b, dim=1)[:, None],
+        lambda a, b: lib(a).normalize(a, dim=-1) + lib(a).cosine_similarity(a[0], b, dim=1)[:, None]
+        + lib(a).cosine_similarity(a[1:, :1], b, dim=1).sum(),
         (A, B),
     ),
     "leaky_relu elu pad": (
@@ -197,6 +200,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         lambda a: lib(a).cross_entropy(a, labels(a), label_smoothing=0.2)
         + lib(a).cross_entropy(a * 2, labels(a), reduction="none")
         + lib(a).cross_entropy(a, labels(a), reduction="none", label_smoothing=0.1) * 2,
+        (B,),
+    ),
+    "cross_entropy weight": (
+        lambda a: lib(a).cross_entropy(a, labels(a), numbers(a, WEIGHTS))
+        + lib(a).cross_entropy(a * 2, labels(a), weight=numbers(a, WEIGHTS), reduction="none")
+        + lib(a).cross_entropy(a, labels(a), weight=numbers(a, WEIGHTS), reduction="sum"),
         (B,),
     ),
     "rows": (lambda t: t[IDS if isinstance(t, Tensor) else torch.tensor(IDS).long()] * 2, (B,)),
@@ -410,6 +419,7 @@ def test_gradients_at_zero_are_torchs(device: Device) -> None:
     functions: list[Callable[[Any], Any]] = [
         lambda x: x.norm(), lambda x: x.norm(2, 1), lambda x: x.std(), lambda x: x.std(-1, keepdim=True),
         lambda x: x**0, lambda x: x**0.0, lambda x: x ** numbers(x, exponents), lambda x: x**1.5,
+        lambda x: lib(x).elu(x, 0.5), lambda x: lib(x).cosine_similarity(x, numbers(x, np.ones((2, 3), np.float32))),
     ]  # fmt: skip
     for function in functions:
         ours, theirs = wgrad.tensor(zeros, requires_grad=True, device=device), torch.tensor(zeros, requires_grad=True)
@@ -425,6 +435,41 @@ def test_values_beyond_float32_are_torchs(device: Device) -> None:
     assert (x[1:, 1] * 1e39).tolist() == [np.inf, np.inf] and (wgrad.zeros(2, device=device) ** -2).tolist() == [
         np.inf
     ] * 2
+
+
+def test_squares_that_a_dtype_lacks_are_not_stored(device: Device) -> None:
+    """Of float16 above 256, and of float32 below 1e-23."""
+    values = np.linspace(-900, 700, 75, dtype=np.float16).reshape(3, 25)
+    functions: list[Callable[[Any], Any]] = [
+        lambda x: x.norm(dim=1), lambda x: x.std(1), lambda x: x.std(False), lambda x: x.log_softmax(1)[:, 3],
+    ]  # fmt: skip
+    for function in functions:
+        ours, theirs = wgrad.tensor(values, requires_grad=True, device=device), torch.tensor(values, requires_grad=True)
+        y, z = function(ours), function(theirs)
+        assert y.dtype == np.float16
+        np.testing.assert_allclose(y.numpy(), z.detach().numpy(), rtol=1e-3)
+        y.sum().backward()
+        z.sum().backward()
+        assert ours.grad is not None
+        np.testing.assert_allclose(ours.grad.numpy(), theirs.grad.numpy(), atol=2e-3)
+    small = wgrad.tensor([1e-25], requires_grad=True, device=device)
+    (1e-25 / small).sum().backward()
+    assert small.grad is not None and small.grad.item() == pytest.approx(-1e25)
+    assert wgrad.tensor([1e30], device=device).lerp(wgrad.tensor([5.0], device=device), 1).item() == 5
+    assert wgrad.zeros(70_000, dtype=np.float16, device=device).logsumexp(0).item() == pytest.approx(11.16, abs=0.01)
+
+
+def test_a_tensor_without_axes_does_not_widen_others(device: Device) -> None:
+    def ours(dtype: str, *shape: int) -> Tensor:
+        return wgrad.ones(*shape, dtype=dtype, device=device)
+
+    for a, b in (("float16", "float32"), ("int32", "float16"), ("int32", "float32"), ("float32", "float16")):
+        wanted = str((torch.ones(2, dtype=getattr(torch, a)) * torch.ones((), dtype=getattr(torch, b))).dtype)
+        for made in (ours(a, 2) * ours(b), ours(b) + ours(a, 2), F.maximum(ours(a, 2), ours(b)), ours(a, 2) / ours(b)):
+            assert f"torch.{made.dtype}" == wanted, (a, b)
+    assert (ours("float16") * ours("float32")).dtype == np.float32
+    one = ours("float32")
+    assert one.sum(-1).shape == one.squeeze(0).shape == one.max(0).indices.shape == () and one.softmax(-1).item() == 1
 
 
 def test_dtypes_that_meet_are_widened(device: Device) -> None:
@@ -613,6 +658,15 @@ def test_whole_numbers_stay_whole(device: Device) -> None:
     assert ((ids == 1) * 1.0).mean().item() == pytest.approx(1 / 3)
     assert ids[ids].dtype == np.int32 and ids[ids].numpy().tolist() == [0, 1, 2]
     assert (ids > 0)[[2, 0]].numpy().tolist() == [1, 0]
+    powers = (ids - 2) ** 3
+    assert (
+        powers.dtype == (ids**0).dtype == np.int32 and powers.tolist() == [-8, 0, -1] and (ids**0).tolist() == [1] * 3
+    )
+    assert (ids**2.0).dtype == np.float32 and (ids**12).tolist() == [0, 4096, 1]
+    counted = (ids > 0).sum(0, keepdim=True)
+    assert (counted.numpy() - 5).tolist() == [-3] and counted.dtype == np.int32
+    assert (ids - 1).to(bool).tolist() == (ids - 1).type_as(ids > 0).tolist() == [1, 1, 0]
+    assert (ids * 0.6).to(np.int64).dtype == np.int32
     host: Any = np.arange(3)
     assert (host + ids).numpy().tolist() == [0, 3, 3]
 
@@ -637,6 +691,45 @@ def test_optimizers_are_torchs(kind: str, device: Device) -> None:
         other.step()
     for a, b in zip(ours, theirs):
         np.testing.assert_allclose(a.numpy(), b.detach().numpy(), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_an_optimizer_leaves_out_parameters_without_a_gradient(name: str, device: Device) -> None:
+    """Each has its own number of steps, which is AdamW's bias correction."""
+    arrays = [np.random.default_rng(n).standard_normal(3).astype(np.float32) for n in range(4)]
+    ours, theirs = leaves(device, arrays, np.float32), [torch.tensor(a, requires_grad=True) for a in arrays]
+    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.3, **({"momentum": 0.8} if name == "SGD" else {})}
+    mine, other = getattr(wgrad, name)(ours, **options), getattr(torch.optim, name)(theirs, **options)
+    mine.step()
+    for used in ((0, 1, 3), (0, 3), (1, 2), (), (0, 1, 2, 3), (2,)):
+        for given, optimizer in ((ours, mine), (theirs, other)):
+            for p in (given[n] for n in used):
+                (p * p).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for a, b in zip(ours, theirs):
+        np.testing.assert_allclose(a.numpy(), b.detach().numpy(), atol=1e-6)
+    before = ours[3].numpy()
+    (ours[0] * 2).sum().backward()
+    mine.zero_grad(set_to_none=False)
+    mine.step()
+    assert (ours[3].numpy() == before).all() and (ours[0].numpy() != theirs[0].detach().numpy()).all()
+
+
+def test_a_recorded_step_that_leaves_out_other_parameters_is_an_error(cpu: ReferenceDevice) -> None:
+    w = [wgrad.ones(3, requires_grad=True, device=cpu) for _ in range(2)]
+    optimizer, used = wgrad.AdamW(w), iter([w, w[:1]])
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        for p in next(used):
+            (p * x).sum().backward()
+        optimizer.step()
+
+    compiled = wgrad.compile(step)
+    compiled(wgrad.ones(3, device=cpu))
+    with pytest.raises(WgradError, match="compile: step leaves out a parameter that was updated before"):
+        compiled(wgrad.ones(3, device=cpu))
 
 
 def example(name: str) -> Any:
@@ -838,6 +931,15 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "gelu": (lambda: F.gelu(t(3), approximate="none"), r'gelu: approximate must be "tanh"'),
     "var": (lambda: t(1).var(), r"var: there must be more than 1 elements, got 1"),
     "expand": (lambda: t(3, 4).expand(3, 5), r"expand: "),
+    "no axes": (lambda: t().sum(1), r"sum: dim 1 is given, but the Tensor has no axes; reshape it to \[1\]"),
+    "class weights": (
+        lambda: F.cross_entropy(t(2, 4), [0, 1], np.ones(3)),
+        r"cross_entropy: weight must be \[C\], here \[4\], .* got \[3\]",
+    ),
+    "classes in axis 1": (
+        lambda: F.cross_entropy(t(2, 4, 3), np.zeros((2, 3), int)),
+        r"behind logits.movedim\(1, -1\) if axis 1 has the classes",
+    ),
     "cat": (lambda: F.cat([t(3, 4), t(3, 5)]), r"cat: shapes must agree but for axis 0, got \[3, 4\] and \[3, 5\]"),
     "targets": (lambda: F.cross_entropy(t(3, 4), np.zeros(4, int)), r"cross_entropy: logits must be \[N, C\]"),
     "operand": (lambda: t(3) + "x", r"add: an operand must be a Tensor, an array or a number, got str"),
