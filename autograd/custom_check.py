@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,23 @@ from wgrad.device.errors import DeviceError, WgradError
 _FLOAT32_GRADIENT = 1e-3  # limit of a float32 gradient compared with central differences in float64
 
 
+def check_types(function: str, name: Any, texts: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
+    """Raise WgradError if an argument of register_operator or register_shader has another type."""
+    for argument, value in ({"name": name} | dict(texts)).items():
+        if not isinstance(value, str):
+            raise WgradError(f"{function}: {argument} must be text, got {type(value).__name__}")
+    for argument, value in functions.items():
+        if not callable(value):
+            raise WgradError(f"{function}: {name}: {argument} must be a function, got {type(value).__name__}")
+
+
 def check_results(name: str, cases: Iterable[Case], device: Device) -> None:
     """Raise WgradError if a result on the device differs from the reference."""
     for case in cases:
         try:
             result = check_case(case, device)
         except DeviceError as error:
-            found = re.search(r"(?s)parsing error: .*", str(error))
+            found = re.search(r"(?s)(parsing error|Shader validation error): .*|Error matching shader .*", str(error))
             raise WgradError(
                 f"{name}: its WGSL does not run on {device.name}: {found[0].rstrip() if found else error}"
             ) from error

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.custom_check import check_gradients, check_results
+from wgrad.autograd.custom_check import check_gradients, check_results, check_types
 from wgrad.autograd.gradcheck import gradcheck
-from wgrad.autograd.lazy import Lazy, apply
+from wgrad.autograd.lazy import Lazy
 from wgrad.autograd.modes import no_grad
 from wgrad.autograd.ops.arithmetic import GRADIENTS, elementwise
 from wgrad.autograd.selftest.fused import custom_cases
@@ -23,6 +23,9 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.expression import BUILT_IN, FUNCTIONS, ElementwiseFunction, add_function
 
+# Names of an expression but those of functions and of parts of a vector; names of types among them.
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?!\w|\s*[(<])")
+_TYPE = re.compile(r"[fiu]32|f16|bool|true|false|(vec|mat)\d\w*")
 _SIZE = (7, 41)  # shape of the gradient check, a multiple of no block size
 
 
@@ -97,7 +100,16 @@ def register_operator(
     Raises:
         WgradError: The name is taken, an argument is not in the expression, or the reference does not run.
     """
+    check_types(
+        "register_operator", name, {"wgsl": wgsl, "helper": helper}, {"reference": reference, "backward": backward}
+    )
     parameters = list(inspect.signature(reference).parameters)
+    for unknown in _NAME.findall(re.sub(r"//.*", "", wgsl)):
+        if unknown not in parameters and not _TYPE.fullmatch(unknown) and unknown not in re.findall(r"\w+", helper):
+            raise WgradError(
+                f"register_operator: {name}: the expression {wgsl!r} has {unknown}, which is no parameter of reference "
+                f"({', '.join(parameters)})"
+            )
     text = wgsl
     for number, parameter in enumerate(parameters):
         text, count = re.subn(rf"(?<![\w.]){parameter}(?!\w)", f"(${number})", text)
@@ -124,7 +136,8 @@ def _try(name: str, reference: Callable[..., Any], count: int, domain: tuple[flo
     for dtype in (np.float32, np.float64):
         x = np.linspace(*domain, 5, dtype=dtype)
         try:
-            y = reference(*[x] * count)
+            with np.errstate(all="ignore"):
+                y = reference(*[x] * count)
         except Exception as error:
             raise WgradError(f"register_operator: {name}: the reference fails: {error}") from error
         if getattr(y, "shape", None) != x.shape or y.dtype != dtype:
@@ -132,6 +145,11 @@ def _try(name: str, reference: Callable[..., Any], count: int, domain: tuple[flo
             wanted = f"{np.dtype(dtype)} [5]"
             raise WgradError(
                 f"register_operator: {name}: the reference must keep shape and dtype, {wanted}, got {found}"
+            )
+        if not np.isfinite(y).all():
+            raise WgradError(
+                f"register_operator: {name}: the reference is {y[~np.isfinite(y)][0]} for {x[~np.isfinite(y)][0]:g}; "
+                "give a domain in which it is finite"
             )
 
 
@@ -153,8 +171,5 @@ def _gradient(name: str, grad: Any, dy: Lazy) -> Lazy:
         raise WgradError(f"{name}: a gradient must be a Tensor or None, got {type(grad).__name__}; use Tensors")
     lazy = grad.lazy() if isinstance(grad, Tensor) else dy * 0.0 + float(grad)
     if lazy.shape != dy.shape:
-        try:
-            lazy = apply("add", lazy, dy * 0.0)
-        except WgradError as error:
-            raise WgradError(f"{name}: a gradient must have the shape {list(dy.shape)}: {error}") from error
+        raise WgradError(f"{name}: a gradient must have the shape of dy {list(dy.shape)}, got {list(lazy.shape)}")
     return lazy

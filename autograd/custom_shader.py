@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wgrad.autograd.custom_check import check_gradients, check_results
+from wgrad.autograd.custom_check import check_gradients, check_results, check_types
 from wgrad.autograd.function import Function
 from wgrad.autograd.gradcheck import gradcheck
 from wgrad.autograd.modes import no_grad
@@ -34,6 +34,7 @@ _BINDING = re.compile(
 _STRUCT = re.compile(r"struct\s+(\w+)\s*\{([^}]*)\}")
 _GROUP = re.compile(r"@workgroup_size\(([\d,\s]+)\)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_UNTOUCHED, _BEYOND = np.float32(-1.2345e30), 4096  # what check writes behind an output, and how often
 _DTYPES = {"f32": np.float32, "i32": np.int32, "u32": np.uint32}
 
 _NAMES: set[str] = set()
@@ -120,15 +121,19 @@ class ShaderOperator:
             return found
         if device.name != "wgpu":
             raise OperatorMissing(device.name, self.name)
-        params, size = list(self._params(*shapes)), math.prod(shape)
+        out: Array = device.empty(shape)
+        self._launch(device, arrays, shapes, math.prod(shape), out)
+        return out
+
+    def _launch(self, device: Any, arrays: Sequence[Array], shapes: Sequence[Any], size: int, out: Array) -> None:
+        """Run the shader. size: elements of the output."""
+        params = list(self._params(*shapes))
         _check_params(self.name, params, self._layout.fields)
         groups = device.groups(size, self._layout.invocations)
         if self._workgroups is not None:
             groups = (*self._workgroups(*shapes), 1, 1, 1)[:3]
-        out = device.empty(shape)
         work = 4.0 * (size + sum(math.prod(s) for s in shapes))
         device.launch(self._file, [*arrays, out], params, groups, work=work)
-        return out
 
     def _referenced(self, shape: tuple[int, ...], *arrays: np.ndarray) -> np.ndarray:
         found: np.ndarray = self._reference(*arrays)
@@ -175,7 +180,23 @@ class ShaderOperator:
             2 * BUILTIN_ULPS,
         )
         check_results(self.name, [case], device)
+        if device.name == "wgpu" and "arrayLength" not in self._wgsl:  # with it, the size of the memory is a bound
+            self._check_bounds(device)
         return 0.0 if self._backward is None else check_gradients(self.name, self._gradient_error, device)
+
+    def _check_bounds(self, device: Any) -> None:
+        """Raise WgradError if the shader writes behind its output, which changes other memory on some devices."""
+        arrays = _narrow(self._example(np.random.default_rng(0)), self._layout.dtypes)
+        shapes = [x.shape for x in arrays]
+        size = math.prod(self._output(*shapes))
+        out = device.upload(np.full(size + _BEYOND, _UNTOUCHED, np.float32))
+        self._launch(device, [device.upload(x) for x in arrays], shapes, size, out)
+        written = np.flatnonzero(device.download(out)[size:] != _UNTOUCHED)
+        if written.size:
+            raise WgradError(
+                f"{self.name}: it writes element {size + written[0]} of an output of {size}; return early where an "
+                "invocation is beyond the output"
+            )
 
     def _gradient_error(self, device: Any, dtype: Any) -> float:
         rng = np.random.default_rng(0)
@@ -225,6 +246,9 @@ def register_shader(
     Raises:
         WgradError: The name is taken, the bindings are wrong, or the reference does not run.
     """
+    functions = {"reference": reference, "example": example, "output": output}
+    functions |= {"backward": backward or output, "params": params or output, "workgroups": workgroups or output}
+    check_types("register_shader", name, {"wgsl": wgsl}, functions)
     if name in _NAMES or name in OPERATORS or name in FUNCTIONS:
         raise WgradError(f"register_shader: an operator is called {name} already; take another name")
     if not name.isidentifier():
@@ -260,6 +284,10 @@ def _try(made: ShaderOperator) -> None:
     except Exception as error:
         raise WgradError(f"{where}: output or params fails for the shapes {shapes}: {error}") from error
     _check_params(where, params, made._layout.fields)
+    if made._workgroups is not None:
+        groups = list(made._workgroups(*shapes))
+        if not 1 <= len(groups) <= 3 or not all(isinstance(n, int | np.integer) and n > 0 for n in groups):
+            raise WgradError(f"{where}: workgroups must return one to three positive whole numbers, got {groups}")
     for dtype in (np.float32, np.float64):
         arrays = [x.astype(dtype if kind == np.float32 else kind) for x, kind in zip(given, made._layout.dtypes)]
         try:
@@ -305,11 +333,15 @@ def _layout(name: str, wgsl: str, inputs: int) -> _Layout:
 
 
 def _check_params(where: str, params: Sequence[Any], fields: Sequence[str]) -> None:
+    given = [np.asarray(p) for p in params]
     kinds = [
-        "f32" if isinstance(p, float) else "a whole number" if isinstance(p, int) else type(p).__name__ for p in params
+        "f32" if p.dtype.kind == "f" else str(p.dtype) if p.dtype.kind not in "iu" else "i32" if p < 0 else "u32"
+        for p in given
     ]
-    if len(kinds) != len(fields) or any((kind == "f32") != (field == "f32") for kind, field in zip(kinds, fields)):
-        raise WgradError(f"{where}: params must be the uniform's fields ({', '.join(fields)}); got {', '.join(kinds)}")
+    fit = [kind == field or (kind == "u32" and field == "i32") for kind, field in zip(kinds, fields)]
+    if len(kinds) != len(fields) or not all(fit):
+        got = ", ".join(kinds) or "none"
+        raise WgradError(f"{where}: params must be the uniform's fields ({', '.join(fields)}); got {got}")
 
 
 def _narrow(arrays: Sequence[np.ndarray], dtypes: Sequence[Any]) -> list[np.ndarray]:

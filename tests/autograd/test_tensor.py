@@ -709,11 +709,16 @@ def test_an_optimizer_leaves_out_parameters_without_a_gradient(name: str, device
             optimizer.zero_grad()
     for a, b in zip(ours, theirs):
         np.testing.assert_allclose(a.numpy(), b.detach().numpy(), atol=1e-6)
-    before = ours[3].numpy()
+    before = [p.numpy() for p in ours]
     (ours[0] * 2).sum().backward()
     mine.zero_grad(set_to_none=False)
     mine.step()
-    assert (ours[3].numpy() == before).all() and (ours[0].numpy() != theirs[0].detach().numpy()).all()
+    assert (ours[3].numpy() == before[3]).all() and (ours[0].numpy() != before[0]).all(), "weight decay of ours[0]"
+    scalar = Tensor(device.upload(np.full((), 2, np.float32)), device, requires_grad=True)
+    optimizer = getattr(wgrad, name)([scalar], lr=0.5)
+    scalar.backward()
+    optimizer.step()
+    assert scalar.item() < 1.6
 
 
 def test_a_recorded_step_that_leaves_out_other_parameters_is_an_error(cpu: ReferenceDevice) -> None:
@@ -818,6 +823,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "its backward differs from central differences by",
     ),
     "gradients": ({"backward": lambda dy, x, scale: dy}, "backward must return 2 gradients, got 1"),
+    "shape": ({"backward": lambda dy, x, scale: (dy, dy.sum(0))}, r"must have the shape of dy \[7, 41\], got \[41\]"),
+    "unknown": ({"wgsl": "x * scale * rate"}, r"has rate, which is no parameter of reference \(x, scale\)"),
+    "a whole number": ({"wgsl": "i32(x * scale)"}, "does not run on wgpu: Shader validation error: Function"),
+    "no backward": ({"backward": None}, "backward must be a function, got NoneType"),
+    "no text": ({"wgsl": 3}, "register_operator: wgsl must be text, got int"),
+    "not finite": (
+        {"reference": lambda x, scale: np.sqrt(x) * scale},
+        "the reference is nan for -3; give a domain in which it is finite",
+    ),
     "no Tensor": ({"backward": lambda dy, x, scale: (dy.numpy(), dy)}, "must be a Tensor or None, got ndarray"),
     "syntax": ({"wgsl": "max(x, 0.0) ** scale"}, "^squared_hinge: its WGSL does not run on wgpu: parsing error"),
     "argument": ({"wgsl": "max(x, 0.0)"}, "the expression 'max.x, 0.0.' does not use scale"),

@@ -118,8 +118,13 @@ def test_nan_breaks_every_rule_of_a_number() -> None:
 NOT_YAML = [
     ("rank: [1", "line 1: not valid YAML"),
     ("rank: 1\n\tlr: 2", "line 2: not valid YAML"),
-    ("a: &a [x, x]\nb: [*a, *a]", r"line 2: not valid YAML: an alias \(\*a\)"),
-    ("&a [*a]", r"line 1: not valid YAML: an alias \(\*a\)"),
+    (
+        "\n".join(f"{c}: &{c} [{'1, ' * 20 if c == 'a' else f'*{b}, ' * 20}]" for b, c in zip(" abcd", "abcde")),
+        "line 4: not valid YAML: there are more than 20000 values, with those of aliases",
+    ),
+    ("&a [*a]", r"line 1: not valid YAML: \*a stands within &a"),
+    ("a: &a [1]\nb: {<<: *a}", "line 1: not valid YAML: << takes a mapping, or a list of mappings"),
+    ("b: *a", "line 1: not valid YAML: found undefined alias 'a'"),
     ("rank: !!int ''", "not valid YAML"),
     ("rank: !!bool x", "not valid YAML"),
     ("rank: !!timestamp x", "not valid YAML"),
@@ -145,6 +150,19 @@ def test_what_is_not_yaml_is_told(text: str, message: str, tmp_path: Path) -> No
     with pytest.raises(WgradError, match=message) as caught:
         read_config_file(path)
     assert str(caught.value).startswith(f"--config: {path}")
+
+
+def test_anchors_are_read(tmp_path: Path) -> None:
+    """Merged keys may be given again, and merged again; a key of the mapping itself wins."""
+    path = tmp_path / "run.yaml"
+    path.write_text("a: &a {r: 1, s: 2}\nb: &b {<<: *a, r: 3}\nc: [{<<: *b, t: 4}, *a, *b]\nd: &d x\ne: *d\n")
+    b = {"r": 3, "s": 2}
+    assert read_yaml(path, "") == {"a": {"r": 1, "s": 2}, "b": b, "c": [b | {"t": 4}, {"r": 1, "s": 2}, b],
+                                   "d": "x", "e": "x"}  # fmt: skip
+    path.write_text("a: &a [{<<: &b {r: 1}, s: 2}]\nb: {<<: *b, r: 5}")
+    assert read_yaml(path, "") == {"a": [{"r": 1, "s": 2}], "b": {"r": 5}}
+    path.write_text("a: &a {r: 1, s: 2}\nb: &b {s: 3, t: 4}\nc: {<<: [*b, *a], =: 5}")
+    assert read_yaml(path, "")["c"] == {"r": 1, "s": 3, "t": 4, "=": 5}
 
 
 def test_invalid_utf8_in_yaml_is_refused(tmp_path: Path) -> None:

@@ -204,6 +204,10 @@ def test_without_an_adapter_the_whole_model_is_trained(tmp_path: Path, capsys: A
         ("zzzz", 3, "wgrad has no such option"),
         ("zzzz", False, {}),
         ("deepspeed", "zero3.json", "--ranks"),
+        ("bnb_4bit_quant_type", "nf4", {}),
+        ("bnb_4bit_quant_type", "fp4", "4 bits are NF4"),
+        ("output_dir", "${HOME}/out", "it names a variable: write its value"),
+        ("datasets", [{"path": "${DATA}/a.jsonl"}], "it names a variable"),
         ("datasets", [{"path": "a.jsonl"}, "b.jsonl"], {"data": ["a.jsonl", "b.jsonl"]}),
         ("test_datasets", ["b.csv", {"path": "a.jsonl"}], {"eval_data": ["b.csv", "a.jsonl"]}),
         ("datasets", [{"path": "data/a.jsonl", "split": "train"}], {"data": ["data/a.jsonl"]}),
@@ -247,6 +251,30 @@ def test_the_objective_is_never_guessed(text: str, message: str, tmp_path: Path,
     assert (
         found["objective"] == "dpo" and "full" not in found and found.get("beta") == (0.3 if "beta" in text else None)
     )
+
+
+@pytest.mark.parametrize(
+    ("one", "unread", "options"),
+    [
+        ({"path": "a/b", "split": "train[:10%]", "type": "alpaca"}, "split", {"data": ["a/b:train"]}),
+        ({"path": "a/b", "split": "train+test"}, "split", {"data": ["a/b:train"]}),
+        ({"path": "a.csv", "type": {"field_instruction": "q", "field_output": "output", "format": "{instruction}"}},
+         "format", {"data": ["a.csv"], "columns": ["instruction=q"]}),
+        ({"path": "a.csv", "type": "input_output"}, "type", {"data": ["a.csv"]}),
+        ({"path": "a.csv", "type": "chatml.intel", "trust_remote_code": True}, "", {"data": ["a.csv"]}),
+        ({"path": "a.csv", "message_property_mappings": {"role": "from", "content": "value"}}, "", {}),
+        ({"path": "a.csv", "message_property_mappings": {"role": "who"}}, "message_property_mappings", {}),
+        ({"path": "a.csv", "roles_to_train": ["assistant"], "train_on_eos": "turn", "revision": None}, "", {}),
+        ({"path": "a.csv", "roles_to_train": ["user"], "train_on_eos": "all"}, "roles_to_train, train_on_eos", {}),
+        ({"path": "a/b", "name": "en", "revision": "x", "shards": 4}, "name, revision, shards", {"data": ["a/b"]}),
+    ],
+)  # fmt: skip
+def test_keys_of_a_data_set_that_are_not_read_are_told(one: Any, unread: str, options: dict[str, Any]) -> None:
+    for key, ours in (("datasets", options), ("test_datasets", {"eval_data": options["data"]} if options else {})):
+        found = import_config({"adapter": "qlora", key: [one]}, "axolotl")
+        assert ours.items() <= found.options.items()
+        told = [f"read without {unread}: wgrad data show tells what a run learns"] if unread else []
+        assert [reason for _, _, reason in found.left] == told
 
 
 def test_a_schedule_that_is_missing_is_not_the_other_tools_default() -> None:

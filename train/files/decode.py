@@ -26,6 +26,7 @@ T = TypeVar("T")
 FETCH = "fetch the file again"
 JSON_LIMIT = 16 << 20  # bytes; the largest of these files, a tokenizer_config.json of 2026, has about 1 MiB
 YAML_LIMIT = 64 << 10  # PyYAML reads some 300 kB a second
+_MOST_YAML_VALUES = 20_000  # with repetitions by aliases, of which a few lines can fill any memory
 _DEPTH = 64  # of nesting; far below Python's limit, so that any value that is read can be written
 _WORDS = {
     "int": "a whole number",
@@ -133,37 +134,69 @@ def _too_deep(where: str, advice: str) -> WgradError:
 
 # ---- YAML --------------------------------------------------------------------------------------
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses aliases, since a few lines of them can fill any memory; repeated keys, of which the last
-    would win; and numbers that have another value in YAML 1.1 than they seem: 010 is 8, 1:30 is 90.
+    """A loader that refuses aliases of values around them, or of too many; repeated keys, of which the last would win;
+    and numbers that have another value in YAML 1.1 than they seem: 010 is 8, 1:30 is 90.
     """
 
-    _depth = 0
+    _depth = _values = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, f"an alias (*{event.anchor})", event.start_mark)
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self._depth > _DEPTH:  # long before the stack is full, where anything may fail
             raise RecursionError
-        self._depth += 1
+        before, self._values, self._depth = self._values, self._values + 1, self._depth + 1
+        sizes: dict[str, int] = self.__dict__.setdefault("_sizes", {})  # values of each anchor, once it is composed
         try:
-            return super().compose_node(parent, index)
+            if isinstance(event, yaml.AliasEvent):
+                if event.anchor in self.anchors and event.anchor not in sizes:
+                    raise _problem(f"*{event.anchor} stands within &{event.anchor}", event)
+                self._values += sizes.get(event.anchor or "", 0)
+            node = super().compose_node(parent, index)
         finally:
             self._depth -= 1
+        if self._values > _MOST_YAML_VALUES:
+            raise _problem(f"there are more than {_MOST_YAML_VALUES} values, with those of aliases", event)
+        if isinstance(event, yaml.NodeEvent) and not isinstance(event, yaml.AliasEvent):
+            if event.anchor:
+                sizes[event.anchor] = self._values - before
+            _check_keys(node)
+        return node
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen = set[str]()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
-        return super().construct_mapping(node, deep)
+    def flatten_mapping(self, node: Any) -> None:
+        """Merge mappings (<<), of which the first wins, and the mapping itself over all.
+
+        PyYAML's own mixes up values of keys that Python interns, such as those of one letter.
+        """
+        merged: list[Any] = []
+        own = [pair for pair in node.value if pair[0].tag != "tag:yaml.org,2002:merge"]
+        for _, source in (pair for pair in node.value if pair[0].tag == "tag:yaml.org,2002:merge"):
+            for one in source.value if isinstance(source, yaml.SequenceNode) else [source]:
+                if not isinstance(one, yaml.MappingNode):
+                    raise _problem("<< takes a mapping, or a list of mappings", one)
+                self.flatten_mapping(one)
+                merged = one.value + merged
+        for key, _ in own:
+            if key.tag == "tag:yaml.org,2002:value":  # the key =
+                key.tag = "tag:yaml.org,2002:str"
+        node.value = merged + own
 
     def construct_decimal(self, node: Any) -> int:
         if re.fullmatch(r"[-+]?0[\d_]+|.*:.*", node.value):
             problem = f"{node.value} is another number in YAML: write it in decimal, or in quotes"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return self.construct_yaml_int(node)
+
+
+def _problem(text: str, at: Any) -> yaml.MarkedYAMLError:
+    return yaml.composer.ComposerError(None, None, text, at.start_mark)
+
+
+def _check_keys(node: Any) -> None:
+    seen = set[str]()
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(key, yaml.ScalarNode) and key.value in seen:
+            raise _problem(f"{key.value!r} is given twice", key)
+        seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_decimal)

@@ -195,6 +195,8 @@ def _convert(name: str, value: Any, values: Mapping[str, Any], tool: str) -> dic
     """Return our options for one key. Left: there are none."""
     if value is None or value == "" or value == [] or value == {}:
         return {}
+    if "${" in str(value):
+        raise Left("it names a variable: write its value")
     if name in SPECIAL:
         return SPECIAL[name](value, values)
     why = next((reason for pattern, reason in _WHY.items() if re.fullmatch(pattern, name)), None)

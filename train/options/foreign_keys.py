@@ -169,6 +169,12 @@ def _start(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     return {} if value is True or value == "lora" else {"init_lora_weights": value}
 
 
+def _quant_type(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    if value != "nf4":
+        raise Left("4 bits are NF4, with scales in float32 or quantized")
+    return {}
+
+
 def _switch(name: str) -> Convert:
     return lambda value, _: {name: True} if value else {}
 
@@ -199,5 +205,6 @@ SPECIAL: dict[str, Convert] = {
     "dataset_test_split": _nothing, "eval_steps": _every("eval_steps"), "save_steps": _every("save_steps"),
     "logging_steps": _every("logging_steps"), "dataset_dir": _nothing, "peft_use_dora": _switch("use_dora"),
     "peft_use_rslora": _switch("use_rslora"), "pissa_init": _pissa, "peft_init_lora_weights": _start,
+    "bnb_4bit_quant_type": _quant_type,
     "activation_offloading": _switch("offload_activations"),
 }  # fmt: skip
