@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -130,7 +131,7 @@ def _registered(machine: Machine) -> list[str]:
     found = [
         f"{variable} names {path}, which is not there, and hides all other drivers: unset {variable}"
         for path in named
-        if not (machine.root / path.lstrip("/")).exists()
+        if not os.path.exists(machine.root / path.lstrip("/"))
     ]
     for driver in machine.vulkan_drivers():
         name = "/" + driver.file.relative_to(machine.root).as_posix()

@@ -15,6 +15,7 @@ from typing import Any
 
 from wgrad.autograd.matrix_units import left_idle
 from wgrad.autograd.select_device import list_devices, select_device
+from wgrad.device.files import read_small
 
 LOADER = "libvulkan.so.1"
 VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}  # PCI
@@ -80,8 +81,8 @@ class Machine:
         """Return the vendors of the GPUs in the machine, with or without a driver (Linux)."""
         found = set()
         for folder in sorted(self.root.glob("sys/bus/pci/devices/*")):
-            if _read(folder / "class").startswith("0x03"):  # display controllers
-                found.add(VENDORS.get(int(_read(folder / "vendor") or "0", 16), ""))
+            if read_small(folder / "class").startswith("0x03"):  # display controllers
+                found.add(VENDORS.get(int(read_small(folder / "vendor") or "0", 16), ""))
         return sorted(found - {""})
 
     def bar_bytes(self, vendor_id: int) -> int | None:
@@ -91,8 +92,11 @@ class Machine:
         """
         found = []
         for folder in self.root.glob("sys/bus/pci/devices/*"):
-            if _read(folder / "class").startswith("0x03") and int(_read(folder / "vendor") or "0", 16) == vendor_id:
-                windows = re.findall(r"^(0x\w+) (0x\w+) (0x\w+)$", _read(folder / "resource"), re.MULTILINE)
+            if (
+                read_small(folder / "class").startswith("0x03")
+                and int(read_small(folder / "vendor") or "0", 16) == vendor_id
+            ):
+                windows = re.findall(r"^(0x\w+) (0x\w+) (0x\w+)$", read_small(folder / "resource"), re.MULTILINE)
                 sizes = [int(end, 16) - int(start, 16) + 1 for start, end, flags in windows if int(flags, 16) & _MEMORY]
                 found += [max(sizes)] if sizes else []
         return min(found, default=None)
@@ -105,12 +109,12 @@ class Machine:
     def in_container(self) -> bool:
         files = (".dockerenv", "run/.containerenv")
         variables = {"container", "KUBERNETES_SERVICE_HOST"}
-        return bool(variables & set(self.environment)) or any((self.root / name).exists() for name in files)
+        return bool(variables & set(self.environment)) or any(os.path.exists(self.root / name) for name in files)
 
     @property
     def distribution(self) -> str:
         """ID and ID_LIKE of /etc/os-release."""
-        text = _read(self.root / "etc/os-release")
+        text = read_small(self.root / "etc/os-release")
         return " ".join(re.findall(r'^ID(?:_LIKE)?="?([^"\n]*)', text, re.MULTILINE))
 
     def named_drivers(self) -> tuple[str, list[str]]:
@@ -124,15 +128,14 @@ class Machine:
         folders = [self.root / folder for folder in _ICD_FOLDERS]
         data = self.environment.get("XDG_DATA_HOME") or os.path.join(self.environment.get("HOME", ""), ".local/share")
         folders.append(self.root / data.lstrip("/") / "vulkan/icd.d")
-        paths = (
-            [self.root / p.lstrip("/") for p in named] if variable else [f for d in folders for f in d.glob("*.json")]
-        )
-        return [self._driver(path) for path in sorted(paths) if path.exists() and not _OTHER_BITS.search(path.name)]
+        paths = [self.root / p.lstrip("/") for p in named] if variable else [f for d in folders for f in _drivers(d)]
+        there = [path for path in sorted(paths) if os.path.exists(path)]
+        return [self._driver(path) for path in there if not _OTHER_BITS.search(path.name)]
 
     def _driver(self, path: Path) -> VulkanDriver:
         try:
-            library = str(json.loads(_read(path))["ICD"]["library_path"])
-        except (ValueError, KeyError, TypeError):
+            library = str(json.loads(read_small(path))["ICD"]["library_path"])
+        except (ValueError, KeyError, TypeError, RecursionError):
             return VulkanDriver(path, "", False)
         if library.startswith("."):
             library = str(path.parent / library)
@@ -140,18 +143,18 @@ class Machine:
 
     def nvidia_versions(self) -> tuple[str, list[str]]:
         """Return the version of NVIDIA's kernel module ("": it is not loaded), and those of its libraries."""
-        module = re.search(r"Kernel Module\D*?([\d.]+\d)  ", _read(self.root / "proc/driver/nvidia/version"))
+        module = re.search(r"Kernel Module\D*?([\d.]+\d)  ", read_small(self.root / "proc/driver/nvidia/version"))
         folders = ("usr/lib64", "usr/lib/*-linux-gnu", "usr/lib")
         files = [path.name for folder in folders for path in self.root.glob(f"{folder}/libnvidia-glcore.so.*")]
         return module[1] if module else "", sorted({name.partition(".so.")[2] for name in files})
 
 
-def _read(path: Path) -> str:
-    """Return the text of a small file; "": it cannot be read."""
+def _drivers(folder: Path) -> list[Path]:
+    """Return the files that register drivers in a folder; none if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        return [folder / name for name in os.listdir(folder) if name.endswith(".json")]
     except OSError:
-        return ""
+        return []
 
 
 def this_machine() -> Machine:
@@ -176,6 +179,6 @@ def _imports(package: str) -> bool:
 def _loads(library: str) -> bool:
     try:
         ctypes.CDLL(library)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the name
         return False
     return True

@@ -32,6 +32,19 @@ _PASSED = "the HIP GPU; its self-check passed"
 _AMD_DRIVER = "/dev/kfd"  # HIP opens it on Linux; it exists if the kernel's driver has found a GPU
 
 
+def check_spec(spec: str) -> tuple[str, str]:
+    """Return the kind of device that a spec names, and the index or part of a name after it.
+
+    Raises:
+        DeviceUnavailable: The spec is unknown. Whether there is such a device is not looked at.
+    """
+    kind, _, rest = spec.strip().partition(":")
+    known = kind in ("hip", "wgpu") or (kind in ("auto", "cpu") and not rest)
+    if not known or len(spec) > _LONGEST:
+        raise DeviceUnavailable(f"device {short(spec)} is not known; use one of: {SPECS}")
+    return kind, rest
+
+
 def select_device(spec: str = "auto", needs: Needs | None = None, *, kernels: bool = False) -> Device:
     """Open a device by name.
 
@@ -47,17 +60,13 @@ def select_device(spec: str = "auto", needs: Needs | None = None, *, kernels: bo
     Raises:
         DeviceUnavailable: The spec is unknown, or names a device that cannot be used here or lacks a needed operator.
     """
-    if len(spec) > _LONGEST:
-        raise DeviceUnavailable(f"device {short(spec)} is not known; use one of: {SPECS}")
-    kind, _, rest = spec.strip().partition(":")
+    kind, rest = check_spec(spec)
     makers: dict[str, Callable[[], Device]] = {
         "auto": lambda: _auto(needs, kernels),
         "hip": lambda: _hip(rest, f"hip:{rest}" if rest else "hip"),
         "cpu": lambda: _reference("asked for by name"),
         "wgpu": lambda: _wgpu(rest or None, "asked for by name"),
     }
-    if kind not in makers or (rest and kind not in ("hip", "wgpu")):
-        raise DeviceUnavailable(f"device {spec!r} is not known; use one of: {SPECS}")
     device = makers[kind]()
     try:
         _check_operators(device, needs)

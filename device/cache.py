@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
@@ -26,7 +27,10 @@ class NotPrivate(OSError):
 
 
 def _root() -> Path:
-    return user_cache_path("wgrad", appauthor=False, opinion=False)
+    try:
+        return user_cache_path("wgrad", appauthor=False, opinion=False)
+    except RuntimeError:  # no $HOME, and no entry of this user in the system's list, as in some containers
+        return Path(tempfile.gettempdir()) / f"wgrad-{os.geteuid()}"
 
 
 def cache_folder(name: str) -> Path:
@@ -100,6 +104,14 @@ def read_kept(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
     return data
+
+
+def kept_paths(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the paths in a folder of the cache, sorted; none if it is missing or cannot be read."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
 
 
 def is_kept(path: Path) -> bool:

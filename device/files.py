@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,6 +66,22 @@ def own_file(path: str, flags: int) -> int:
     return number
 
 
+def read_small(path: str | os.PathLike[str], limit: int = 1 << 20) -> str:
+    """Return the text of a small file of the system, without blanks around it; "": it cannot be read as one.
+
+    Args:
+        limit: Bytes that are read. A variable may name any file: a pipe or a device would have no end.
+    """
+    try:
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(number, "rb") as file:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                return ""
+            return file.read(limit).decode("utf-8", "replace").strip()
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return ""
+
+
 def make_folder(path: str | os.PathLike[str]) -> Path:
     """Create a folder and its missing parents. Raises WgradError if that is impossible."""
     with writing(path):
@@ -112,7 +128,7 @@ def _replace(source: Path, target: Path) -> None:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder, atomically for other processes. Files that cannot be removed stay, silently."""
-    if not path.exists():
+    if not os.path.exists(path):
         return
     beside = _beside(path)
     try:
@@ -211,12 +227,13 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Delete the temporary files that a killed process left in `folder`."""
-    for path in Path(folder).glob(f"*.[0-9]*{TEMPORARY}"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    """Delete the temporary files that a killed process left in `folder`. Those that cannot be removed stay."""
+    with suppress(OSError):
+        for path in sorted(Path(folder).glob(f"*.[0-9]*{TEMPORARY}")):
+            if os.path.isdir(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int | None:

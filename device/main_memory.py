@@ -29,7 +29,7 @@ def free_memory() -> int | None:
     try:
         lines = [line.split() for line in _MEMINFO.read_text(encoding="ascii").splitlines()]
         free = 1024 * next(int(line[1]) for line in lines if line[:1] == ["MemAvailable:"])
-    except (OSError, StopIteration):  # StopIteration: some containers do not show it
+    except (OSError, ValueError, IndexError, StopIteration):  # some containers do not show it
         return None
     limit, used = _number("memory.max"), _number("memory.current")
     return free if limit is None or used is None else min(free, limit - used)

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from wgrad.device.files import read_small
+
 # Properties of a GPU's node in the topology, by the kernel driver's names.
 _PROPERTIES = (
     "gfx_target_version", "simd_count", "simd_per_cu", "array_count", "cu_per_simd_array", "wave_front_size",
@@ -29,14 +31,14 @@ def describe_system(root: Path = Path("/")) -> dict[str, Any]:
         "cards": [],
     }
     for node in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*")):
-        known = dict(line.split(maxsplit=1) for line in _read(node / "properties").splitlines() if " " in line)
+        known = dict(line.split(maxsplit=1) for line in _text(node / "properties").splitlines() if " " in line)
         if int(known.get("simd_count", "0")):
             found["gpus"].append({name: int(known[name]) for name in _PROPERTIES if known.get(name, "").isdigit()})
     for card in sorted(root.glob("sys/class/drm/card[0-9]*/device")):
         if "-" in card.parent.name:  # a connector of a card
             continue
-        firmware = {path.name.removesuffix("_fw_version"): _read(path) for path in card.glob("fw_version/*_fw_version")}
-        clocks = {name: _current(_read(card / name)) for name in _CLOCKS}
+        firmware = {path.name.removesuffix("_fw_version"): _text(path) for path in card.glob("fw_version/*_fw_version")}
+        clocks = {name: _current(_text(card / name)) for name in _CLOCKS}
         if firmware:
             known = {name: text for name, text in clocks.items() if text}
             found["cards"].append({"firmware": dict(sorted(firmware.items())), "clocks": known})
@@ -53,10 +55,10 @@ def read_sensors(root: Path = Path("/")) -> dict[str, float]:
 
 
 def _sensors(card: Path) -> dict[str, float]:
-    texts = {name: _current(_read(card / f"pp_dpm_{name}")) for name in ("sclk", "mclk")}
+    texts = {name: _current(_text(card / f"pp_dpm_{name}")) for name in ("sclk", "mclk")}
     known = {f"{name}_mhz": float(text[:-3]) for name, text in texts.items() if re.fullmatch(r"\d+Mhz", text, re.I)}
     for name, files, unit in (("watt", ("power1_average", "power1_input"), 1e-6), ("celsius", ("temp1_input",), 1e-3)):
-        read = [_read(path) for file in files for path in card.glob(f"hwmon/hwmon*/{file}")]
+        read = [_text(path) for file in files for path in card.glob(f"hwmon/hwmon*/{file}")]
         if read and read[0].isdigit():
             known[name] = unit * float(read[0])
     return known
@@ -69,12 +71,8 @@ def _current(text: str) -> str:
 
 
 def _first(root: Path, *files: str) -> str:
-    return next(filter(None, (_read(root / file) for file in files)), "")
+    return next(filter(None, (_text(root / file) for file in files)), "")
 
 
-def _read(path: Path) -> str:
-    """Return the text of a small file, empty where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()[:10_000]
-    except OSError:
-        return ""
+def _text(path: Path) -> str:
+    return read_small(path, 10_000)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from wgrad.autograd import diagnosis
 from wgrad.autograd.diagnosis import findings, notes
 from wgrad.autograd.machine import LOADER, Machine
 from wgrad.train.commands.cli import main
@@ -87,6 +88,15 @@ def test_nothing_is_wrong(fake: Fake, tmp_path: Path) -> None:
     fake.devices = [RADEON, NO_HIP | {"usable": True}]
     fake.put("dev/kfd")
     assert fake.found() == []
+
+
+def test_variables_and_files_of_any_kind(fake: Fake) -> None:
+    fake.environment = {"HOME": "/" + 300 * "x"}
+    fake.put("usr/share/vulkan/icd.d/deep.json", "[" * 200_000)
+    assert [driver.library for driver in fake.machine().vulkan_drivers() if driver.file.name == "deep.json"] == [""]
+    fake.environment = {"VK_DRIVER_FILES": "/" + 300 * "x"}
+    assert fake.machine().vulkan_drivers() == [] and fake.found() == []
+    assert diagnosis._registered(fake.machine())[0].endswith("hides all other drivers: unset VK_DRIVER_FILES")
 
 
 def without_card(fake: Fake) -> None:

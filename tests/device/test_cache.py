@@ -6,11 +6,13 @@ import errno
 import os
 import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from wgrad.device.cache import NotPrivate, cache_folder, is_kept, keep, make_private, read_kept
+from wgrad.device import cache as cache_module
+from wgrad.device.cache import NotPrivate, cache_folder, is_kept, keep, kept_paths, make_private, read_kept
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the variables of Linux")
@@ -21,6 +23,27 @@ def test_folders_lie_where_the_system_keeps_caches(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     assert cache_folder("hip") == tmp_path / "x" / "wgrad" / "hip"
     assert not any(tmp_path.iterdir()), "asking makes nothing"
+
+
+def test_without_a_home_the_cache_is_among_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user may have no $HOME, and no entry in the system's list of users."""
+
+    def no_home(*given: object, **named: object) -> None:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr(cache_module, "user_cache_path", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    keep(cache_folder("a") / "b", b"c")
+    assert read_kept(cache_folder("a") / "b", 9) == b"c"
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("wgrad-") and stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_cache_that_cannot_be_listed_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "b.x").touch()
+    (tmp_path / "a.x").touch()
+    assert [path.name for path in kept_paths(tmp_path, "*.x")] == ["a.x", "b.x"]
+    assert kept_paths(tmp_path / ("x" * 300)) == []
 
 
 def test_what_is_kept_is_whole_and_alone(tmp_path: Path) -> None:

@@ -138,6 +138,19 @@ def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
         make_folder(tmp_path / "a" / "b")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name on this system")
+def test_a_small_file_is_read_and_nothing_without_an_end(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b" b\xff" + b"c" * 9 + b"\n")
+    os.mkfifo(tmp_path / "pipe")
+    assert files.read_small(tmp_path / "a") == "b\ufffd" + 9 * "c" and files.read_small(tmp_path / "a", 4) == "b\ufffdc"
+    for other in (tmp_path / "pipe", "/dev/zero", tmp_path, tmp_path / "none", "a\0b", tmp_path / ("x" * 300)):
+        assert files.read_small(other) == ""
+
+
+def test_leftovers_that_cannot_be_looked_at_stay(tmp_path: Path) -> None:
+    files.remove_leftovers(tmp_path / ("x" * 300))
+
+
 def test_json_has_no_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         write_json(tmp_path / "a.json", {"x": float("nan")})

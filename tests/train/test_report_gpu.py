@@ -267,7 +267,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     found = {name: {"state": "done", **values} for name, values in GOOD.items()}
 
     def run(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator[None]:
-        kept = json.loads(Path(spec).read_text(encoding="utf-8"))
+        kept = json.loads(Path(spec.removeprefix("wgpu:")).read_text(encoding="utf-8"))
         assert kept[name] == {"state": "running"} and kept["packages"]["numpy"] == np.__version__  # saved before
         part.update(found[name])
         yield
@@ -280,7 +280,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
 
 def report(tmp_path: Path) -> tuple[int, dict[str, Any]]:
     out = tmp_path / "report.json"
-    status = cli.main(["report-gpu", "--device", str(out), "--out", str(out)])
+    status = cli.main(["report-gpu", "--device", f"wgpu:{out}", "--out", str(out)])
     return status, json.loads(out.read_text(encoding="utf-8"))
 
 
@@ -315,6 +315,14 @@ def test_what_is_wrong_is_the_status(
     assert ("cpu" in found) == (part != "device")  # without a device there is nothing to measure
     if "state" in change:
         assert f"{part}: {change['state']}" in capsys.readouterr().out
+
+
+def test_an_unknown_device_is_refused_before_anything_is_written(
+    parts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report.json"
+    assert cli.main(["report-gpu", "--device", "gpu0", "--out", str(out)]) == 2
+    assert "device 'gpu0' is not known; use one of: auto, hip" in capsys.readouterr().err and not out.exists()
 
 
 def test_nothing_measured_makes_a_row_all_the_same() -> None:

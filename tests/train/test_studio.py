@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from tests.modes import modes_count
 from tests.train.studio_server import BASE, SHORT, Client, studio_in
 from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
@@ -32,6 +33,7 @@ from wgrad.train.serve import children
 from wgrad.train.serve import studio as studio_module
 from wgrad.train.serve.chat_server import ChatServer
 from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.run_list import RunList
 
 RECORD = {"prompt": "Hear, my son,", "completion": " the instruction of <b>thy father</b>."}
 
@@ -362,6 +364,23 @@ def test_older_runs_are_found_by_their_names(client: Client, tmp_path: Path, mon
     (tmp_path / "out" / "run-5").mkdir()
     assert client.do("state")["free"] == str(tmp_path / "out" / "run-9")
     assert "find: expected a text" in client.refused("state", find=[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's capabilities")
+def test_a_folder_that_may_not_be_read_hides_no_run(client: Client, tmp_path: Path) -> None:
+    for name in ("run-1", "run-2", "lost+found"):
+        (tmp_path / "out" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "out" / name / "config.yaml").write_text("")
+    (tmp_path / "out" / "lost+found").chmod(0)
+    (tmp_path / "out" / "run-2" / "checkpoints").chmod(0)
+    try:
+        with modes_count():
+            runs = RunList(str(tmp_path / "out"))
+            assert {path.name for path in runs.folders()} == {"run-1", "run-2"}
+            assert runs.state(tmp_path / "out" / "run-2")["resumes"] is False
+    finally:
+        (tmp_path / "out" / "lost+found").chmod(0o700)
+        (tmp_path / "out" / "run-2" / "checkpoints").chmod(0o700)
 
 
 def test_a_draft_is_seen_by_other_tabs(client: Client) -> None:

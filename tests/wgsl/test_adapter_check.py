@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from wgrad.wgsl.runtime import adapter_check
+from wgrad.wgsl.runtime import adapter_check, vulkan_drivers
 from wgrad.wgsl.runtime.vulkan_drivers import VARIABLES, driver_files
 
 pytestmark = pytest.mark.skipif(
@@ -99,6 +99,20 @@ def test_nothing_crashes_is_said_to_the_processes_of_this_one(drivers: Path, mon
     shutil.rmtree(os.environ["XDG_CACHE_HOME"])
     monkeypatch.setattr(adapter_check, "_ask", lambda *args: pytest.fail("asked again"))
     assert adapter_check.check("wgpu") == adapter_check.Verdict()
+
+
+def test_drivers_are_looked_for_whatever_variables_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    icd = tmp_path / "vulkan" / "icd.d" / "a.json"
+    icd.parent.mkdir(parents=True)
+    icd.write_text(json.dumps({"ICD": {"library_path": "/a\0b"}}))
+    monkeypatch.setenv("XDG_DATA_HOME", "/" + 300 * "x")  # listing it is refused
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path))
+    assert driver_files()[0] == str(icd)
+    assert vulkan_drivers.state_of_drivers() == vulkan_drivers.state_of_drivers()
+    monkeypatch.setenv(VARIABLES[0], "/dev/zero")  # has no end
+    assert ["/dev/zero"] == driver_files() and vulkan_drivers.state_of_drivers()
 
 
 def test_an_adapter_that_does_not_open_is_left_out_alone(drivers: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,7 +213,7 @@ def _saved_by(args: argparse.Namespace | None) -> Path | None:
 
     try:
         return Checkpoints(out).saved()
-    except OSError:  # the error that is being reported matters more
+    except (OSError, WgradError):  # the error that is being reported matters more
         return None
 
 

@@ -44,7 +44,7 @@ _MOST_TEMPLATE = 1 << 20
 def run_export_model(tool: str, args: ModelExportConfig) -> int:
     """Write the merged model for a tool and return the exit status. WgradError: an input or path cannot be used."""
     require_gguf(f"export {tool}", FILE)
-    name = args.name or _plain_name(Path(args.adapter).resolve().name)
+    name = args.name or _plain_name(os.path.basename(os.path.realpath(args.adapter)))
     if tool == "ollama":
         return _ollama(args, name)
     if tool == "lmstudio":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from wgrad.train.data.tokenizer_source import tokenizer_files
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.hub import is_hub_id
 from wgrad.train.files.hub_upload import upload
+from wgrad.train.files.input_files import open_input, reading
 from wgrad.train.model.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
 from wgrad.train.model.adapter_config import base_of_adapter
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
@@ -30,7 +32,8 @@ _MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", "*pr
 def run_push(args: PushConfig) -> int:
     """Upload the files and return the exit status. WgradError: nothing to upload, or the Hub refuses it."""
     run, folder = Path(args.adapter), Path(args.folder or args.adapter)
-    kind, paths = _find(folder, "--folder" if args.folder else "--adapter")
+    option = "--folder" if args.folder else "--adapter"
+    kind, paths = _find(folder, option)
     config: dict[str, Any] = read_config_file(run / CONFIG_FILE) if (run / CONFIG_FILE).is_file() else {}
     results: dict[str, Any] = {}
     if (run / RESULTS_FILE).is_file():
@@ -52,7 +55,13 @@ def run_push(args: PushConfig) -> int:
         raw = read_json(folder / ADAPTER_CONFIG, dict[str, Any], "--adapter", from_python=True)
         raw["base_model_name_or_path"] = card.base_name
         files[ADAPTER_CONFIG] = (json.dumps(raw, indent=2, ensure_ascii=False) + "\n").encode()
-    total = sum(len(f) if isinstance(f, bytes) else f.stat().st_size for f in files.values())
+    total = 0
+    for content in files.values():
+        if isinstance(content, bytes):
+            total += len(content)
+        else:
+            with open_input(content, option) as file:  # before anything is sent
+                total += os.fstat(file.fileno()).st_size
     say(f"uploading {len(files)} files ({size(total)}) to {args.repo}, {'public' if args.public else 'private'}")
     say(f"uploaded: {upload(args.repo, files, args.public)}")
     return 0
@@ -60,14 +69,15 @@ def run_push(args: PushConfig) -> int:
 
 def _find(folder: Path, option: str) -> tuple[str, list[Path]]:
     """Return the kind of model in a folder, and its files. WgradError: there is none."""
-    beside = tokenizer_files(folder)
-    if (folder / WEIGHTS_FILE).is_file():
-        return "adapter", [folder / WEIGHTS_FILE, folder / ADAPTER_CONFIG, *beside]
-    ggufs = sorted(folder.glob("*.gguf"))
-    if ggufs:
-        more = [path for path in (folder / "Modelfile", folder / "config.json") if path.is_file()]
-        return "gguf", [*ggufs, *more, *beside]
-    found = sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
+    with reading(folder, option):
+        beside = tokenizer_files(folder)
+        if (folder / WEIGHTS_FILE).is_file():
+            return "adapter", [folder / WEIGHTS_FILE, folder / ADAPTER_CONFIG, *beside]
+        ggufs = sorted(folder.glob("*.gguf"))
+        if ggufs:
+            more = [path for path in (folder / "Modelfile", folder / "config.json") if path.is_file()]
+            return "gguf", [*ggufs, *more, *beside]
+        found = sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
     if any(path.suffix == ".safetensors" for path in found) and folder / "config.json" in found:
         return "model", [*found, *beside]
     raise WgradError(f"{option}: {folder} has no adapter, no model and no GGUF file: give the folder of one")

@@ -23,7 +23,7 @@ import msgspec
 import wgrad
 from wgrad.autograd.diagnosis import findings, notes
 from wgrad.autograd.machine import this_machine
-from wgrad.autograd.select_device import list_devices
+from wgrad.autograd.select_device import check_spec, list_devices
 from wgrad.device.child import Child, Silent
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
@@ -99,8 +99,9 @@ def run_report(spec: str, out: str, size: str) -> int:
         0, or 1 if a part failed or a result was wrong.
 
     Raises:
-        WgradError: The file cannot be written.
+        WgradError: There is no such device, or the file cannot be written.
     """
+    check_spec(spec)
     check_writable(out, "--out")
     display = Display(make_console("stdout"))
     report = _Report(out)

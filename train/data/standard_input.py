@@ -10,7 +10,7 @@ from typing import Annotated, BinaryIO
 
 import msgspec
 
-from wgrad.device.cache import cache_folder, is_kept, make_private
+from wgrad.device.cache import cache_folder, is_kept, kept_paths, make_private
 from wgrad.device.errors import WgradError
 from wgrad.device.files import TEMPORARY, write_json, writing
 from wgrad.train.data.data_files import open_standard_input
@@ -37,7 +37,7 @@ def copies() -> Path:
 
 def copied_files() -> list[Path]:
     """Return the complete copies."""
-    return sorted(path for path in copies().glob("*") if path.is_file() and path.suffix != TEMPORARY)
+    return [path for path in kept_paths(copies()) if os.path.isfile(path) and path.suffix != TEMPORARY]
 
 
 def reads_standard_input(config: FinetuneConfig) -> str:

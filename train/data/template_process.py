@@ -120,9 +120,12 @@ class TemplateProcess:
             atexit.register(self.close)
             # The worker's stderr is not needed: failures are answers, or end the process.
             command = [sys.executable, "-c", _CODE.format(path=sys.path, seconds=self._seconds)]
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+            except OSError as error:
+                raise _no_start(error.strerror or str(error)) from error
             # A pipe cannot be read with a time limit on Windows; a queue can.
             self._answers = queue.SimpleQueue()
             threading.Thread(target=_read, args=(self._process.stdout, self._answers), daemon=True).start()
@@ -132,10 +135,7 @@ class TemplateProcess:
                 ready = b""
             if not ready:
                 self.close()
-                raise WgradError(
-                    f"--model: the process that runs chat templates and tokenizers does not start ({sys.executable}): "
-                    "try again"
-                )
+                raise _no_start("no answer")
         return self._process
 
     def close(self) -> None:
@@ -152,6 +152,13 @@ class TemplateProcess:
                     pipe.close()
                 except OSError:  # unwritten output
                     pass
+
+
+def _no_start(reason: str) -> WgradError:
+    return WgradError(
+        "--model: the process that runs chat templates and tokenizers does not start "
+        f"({sys.executable}: {reason.lower()}): try again"
+    )
 
 
 def _read(pipe: Any, answers: queue.SimpleQueue[bytes]) -> None:

@@ -228,12 +228,16 @@ def _tokens(values: Any) -> list[AddedToken]:
 TEMPLATE_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 
 
+def more_templates(folder: Path) -> list[Path]:
+    """Return the files of the chat templates that have a name."""
+    with reading(folder / MORE_TEMPLATES, "--model"):
+        return sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+
+
 def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Return the chat templates by name, "default" for the one without a name; {} if there is none."""
     files = {"default": folder / TEMPLATE_FILE}
-    more = folder / MORE_TEMPLATES
-    with reading(more, "--model"):
-        files |= {path.stem: path for path in sorted(more.glob("*.jinja"))}
+    files |= {path.stem: path for path in more_templates(folder)}
     found = {name: read_template(path, "--model") for name, path in files.items() if exists(path, "--model")}
     if found:
         return found

@@ -20,8 +20,14 @@ from wgrad.train.data.tokenizer import (
     generation_options,
     load_tokenizer,
 )
-from wgrad.train.data.tokenizer_files import MORE_TEMPLATES, TEMPLATE_FILE, read_options, read_templates
-from wgrad.train.files.input_files import exists
+from wgrad.train.data.tokenizer_files import (
+    MORE_TEMPLATES,
+    TEMPLATE_FILE,
+    more_templates,
+    read_options,
+    read_templates,
+)
+from wgrad.train.files.input_files import exists, open_input, reading
 
 _TOKENIZER = "tokenizer.json"
 _TOKENIZER_FILES = (
@@ -89,7 +95,7 @@ class TokenizerSource:
         templates = self.adapter if self.adapter is not None and _templates(self.adapter) else self.base
         for path in (templates / TEMPLATE_FILE, templates / "chat_template.json"):
             _copy(path, out / path.name)
-        for path in sorted((templates / MORE_TEMPLATES).glob("*.jinja")):
+        for path in more_templates(templates):
             _copy(path, make_folder(out / MORE_TEMPLATES) / path.name)
         for folder in filter(None, (self.base, self.adapter)):  # the adapter's replaces the model's
             _copy(folder / GENERATION_FILE, out / GENERATION_FILE)
@@ -131,7 +137,7 @@ def save_tokenizer(tokenizer: Tokenizer, source: TokenizerSource, out: str | os.
 def tokenizer_files(folder: Path) -> list[Path]:
     """Return the files of tokenizer, chat templates and generation in a folder."""
     names = (*_TOKENIZER_FILES, TEMPLATE_FILE, "chat_template.json", GENERATION_FILE)
-    return [path for name in names if (path := folder / name).is_file()]
+    return [path for name in names if os.path.isfile(path := folder / name)]
 
 
 def save_template(tokenizer: Tokenizer, out: str | os.PathLike[str]) -> None:
@@ -145,12 +151,19 @@ def _templates(folder: Path) -> dict[str, str]:
 
 def _same_files(folder: Path, other: Path) -> bool:
     """Return whether the tokenizer files of two folders are the same, byte for byte."""
-    pairs = [(folder / name, other / name) for name in _TOKENIZER_FILES]
-    return all(a.is_file() == b.is_file() and (not a.is_file() or filecmp.cmp(a, b, shallow=False)) for a, b in pairs)
+    for name in _TOKENIZER_FILES:
+        a, b = folder / name, other / name
+        if os.path.isfile(a) != os.path.isfile(b):
+            return False
+        if os.path.isfile(a):
+            with open_input(a, "--adapter"), open_input(b, "--model"):  # else an error would not tell which
+                if not filecmp.cmp(a, b, shallow=False):
+                    return False
+    return True
 
 
 def _write_templates(templates: dict[str, str], out: Path) -> None:
-    for path in (out / MORE_TEMPLATES).glob("*.jinja"):
+    for path in more_templates(out):
         if path.stem not in templates:
             path.unlink()
     for name, text in templates.items():
@@ -160,7 +173,7 @@ def _write_templates(templates: dict[str, str], out: Path) -> None:
 
 def _write_generation(tokenizer: Tokenizer, source: TokenizerSource, out: Path) -> None:
     path = out / GENERATION_FILE
-    raw = generation_options(out if path.exists() else source.base)
+    raw = generation_options(out if os.path.exists(path) else source.base)
     given = raw.get("eos_token_id")
     ends = list(given) if isinstance(given, list) else [] if given is None else [given]
     new = [id_ for id_ in (tokenizer.eos_id, tokenizer.turn_end_id) if id_ is not None and id_ not in ends]
@@ -170,5 +183,7 @@ def _write_generation(tokenizer: Tokenizer, source: TokenizerSource, out: Path) 
 
 
 def _copy(source: Path, target: Path) -> None:
-    if source.is_file():
-        write_bytes(target, source.read_bytes())
+    if os.path.isfile(source):
+        with open_input(source, "--model") as file, reading(source, "--model"):
+            data = file.read()
+        write_bytes(target, data)

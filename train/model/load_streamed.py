@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.device.cache import cache_folder, is_kept, make_private
+from wgrad.device.cache import cache_folder, is_kept, kept_paths, make_private
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import remove_leftovers, writing
@@ -243,15 +243,16 @@ def _write(path: Path, layers: Sequence[Layer], device: Device, remarks: list[st
 
 def cached_files() -> list[Path]:
     """Return the cached files, most recently used first."""
-    found = [(state, path) for path in cached_weights().glob(f"*{SUFFIX}") if (state := _state(path)) is not None]
+    kept = kept_paths(cached_weights(), f"*{SUFFIX}")
+    found = [(state, path) for path in kept if (state := _state(path)) is not None]
     return [path for _, path in sorted(found, key=lambda one: one[0].st_mtime, reverse=True)]
 
 
 def _state(path: Path) -> os.stat_result | None:
-    """Return the state of a cached file, or None if another process has removed it."""
+    """Return the state of a cached file; None if another process has removed it, or it cannot be read."""
     try:
         return path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
 
 

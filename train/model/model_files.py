@@ -27,7 +27,7 @@ from wgrad.train.files.fp8_files import with_fp8
 from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
 from wgrad.train.files.gguf_splits import one_of_each
 from wgrad.train.files.imatrix_file import IMATRIX_FILE
-from wgrad.train.files.input_files import exists, one_line
+from wgrad.train.files.input_files import exists, one_line, reading
 from wgrad.train.files.mxfp4_files import Mxfp4Entry
 from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf4
 from wgrad.train.files.packed_files import PackedEntry, with_packed
@@ -119,12 +119,14 @@ class ModelFiles:
                     f"--model: {self.folder} lacks {len(missing)} of {len(names)} shards ({first}): fetch them"
                 )
             return [self.folder / name for name in names]
-        whole = one_of_each(path for path in self.folder.glob(f"*{GGUF}") if path.name != IMATRIX_FILE)
+        with reading(self.folder, "--model"):
+            names = sorted(os.listdir(self.folder))
+        whole = one_of_each(self.folder / n for n in names if n.endswith(GGUF) and n != IMATRIX_FILE)
         if len(whole) > 1:
             raise one_gguf_file(self.folder, whole, "--model")
         if whole:
             return whole
-        others = sorted(p.name for p in self.folder.glob("*.bin"))
+        others = [name for name in names if name.endswith(".bin")]
         hint = f"; {others[0]} is of another format: convert it to safetensors" if others else ""
         raise WgradError(
             f"--model: {self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE} nor a {GGUF} file{hint or ': fetch it'}"

@@ -15,6 +15,7 @@ import numpy as np
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.files import write_bytes, write_text
 from wgrad.train.files.decode import read_json
+from wgrad.train.files.input_files import exists, open_input, reading
 from wgrad.train.files.safetensors_files import TensorSource, write_safetensors
 from wgrad.train.model.expert_files import written_tensors
 from wgrad.train.model.linear_files import as_in_files
@@ -113,8 +114,10 @@ def save_description(
     """
     out, base = Path(out), Path(base)
     for name in _COPIED:
-        if (base / name).exists():
-            write_bytes(out / name, (base / name).read_bytes())
+        if exists(base / name, "--model"):
+            with open_input(base / name, "--model") as file, reading(base / name, "--model"):
+                data = file.read()
+            write_bytes(out / name, data)
     save_tokenizer(out)
     raw = read_json(base / "config.json", dict[str, Any], "--model", from_python=True)
     for key in ("torch_dtype", "quantization_config"):

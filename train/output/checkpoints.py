@@ -26,7 +26,7 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_folder, make_folder, remove_folder, remove_leftovers, write_json
 from wgrad.train.files.decode import convert, parse_json, show
-from wgrad.train.files.input_files import one_line, open_input, read_input, reading
+from wgrad.train.files.input_files import exists, one_line, open_input, read_input, reading
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.options.former_names import with_current_names
 
@@ -97,10 +97,12 @@ class Checkpoints:
         self.damaged: dict[Path, str] = {}
 
     def steps(self) -> list[Path]:
-        """Return the folders of checkpoints, newest first, intact or not."""
-        if not self.folder.is_dir():
+        """Return the folders of checkpoints, newest first, intact or not. WgradError: they cannot be listed."""
+        if not exists(self.folder, "--resume") or not os.path.isdir(self.folder):
             return []
-        found = [p for p in self.folder.glob("step-*") if re.fullmatch(r"step-[0-9]+", p.name)]
+        with reading(self.folder, "--resume"):
+            names = [name for name in os.listdir(self.folder) if re.fullmatch(r"step-[0-9]+", name)]
+        found = [self.folder / name for name in names]
         return sorted(found, key=_number, reverse=True)
 
     def saved(self) -> Path | None:
@@ -110,7 +112,7 @@ class Checkpoints:
                 step = _read_info(path).step
             except (_Damaged, WgradError):
                 continue
-            if path.name == f"step-{step}" and (path / STATE_FILE).is_file():
+            if path.name == f"step-{step}" and os.path.isfile(path / STATE_FILE):
                 return path
         return None
 
@@ -125,7 +127,7 @@ class Checkpoints:
         Raises:
             WgradError: All checkpoints are damaged, or one has another format.
         """
-        if self.folder.is_dir():
+        if os.path.isdir(self.folder):
             remove_leftovers(self.folder)
         for path in self.steps():
             try:
@@ -226,7 +228,7 @@ def _signed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_whole(path: Path) -> bool:
     try:
-        return path.exists() and bool(_read(path))
+        return os.path.exists(path) and bool(_read(path))
     except _Damaged:
         return False
 

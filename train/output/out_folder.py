@@ -155,7 +155,7 @@ class OutFolder:
 def holder_of(path: str | os.PathLike[str]) -> int | None:
     """Return the id of the process on this machine whose run holds a folder; None: there is none."""
     folder = Path(path)
-    if not (folder / HOLDER_FILE).is_file() or not (folder / LOCK_FILE).exists():
+    if not os.path.isfile(folder / HOLDER_FILE) or not os.path.exists(folder / LOCK_FILE):
         return None
     try:
         holder = read_json(folder / HOLDER_FILE, _Holder, "--out")

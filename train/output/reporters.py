@@ -29,7 +29,7 @@ class ReportedRun:
 
     @property
     def name(self) -> str:
-        return self.out.resolve().name
+        return os.path.basename(os.path.realpath(self.out))
 
 
 class Reporter(Protocol):

@@ -231,7 +231,7 @@ class WatchedRun:
         changed = self.metrics.changed
         return {
             "name": self.name,
-            "there": self.folder.is_dir(),
+            "there": os.path.isdir(self.folder),
             "silent_seconds": None if changed is None else max(0, round(time.time() - changed)),
             "metrics": self.metrics.news(*have[:2]),
             "samples": self.samples.news(*have[2:]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -41,14 +42,14 @@ class ChatServer:
         Raises:
             WgradError: the run has no result yet.
         """
-        values = read_config_file(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
+        values = read_config_file(path / CONFIG_FILE) if os.path.exists(path / CONFIG_FILE) else {}
         options = {name: values.get(name) for name in ("device", "compute") if values.get(name)}
-        if (path / ADAPTER_CONFIG).exists():
+        if os.path.exists(path / ADAPTER_CONFIG):
             words = ["--adapter", f"{path.name}={path}"]
             words += ["--model", str(values["model"])] if values.get("model") else []
             if values.get("chat_template"):
                 words += ["--chat-template", str(values["chat_template"])]
-        elif (path / "config.json").exists():
+        elif os.path.exists(path / "config.json"):
             words = ["--model", str(path)]
         else:
             raise WgradError(f"run: {path} has no result to chat with yet: wait for its end")

@@ -47,15 +47,17 @@ def listen(address: Address, advice: str = "give another --port (0: any that is 
     Raises:
         WgradError: the address is taken or not allowed; the error ends with `advice`.
     """
-    opened = socket.socket(address.family, socket.SOCK_STREAM)
+    opened = None
     try:
+        opened = socket.socket(address.family, socket.SOCK_STREAM)
         # Needed to restart a server at once; but on Windows a second server could take the same port.
         if os.name != "nt":
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address.socket_address)
         opened.listen()
     except OSError as error:
-        opened.close()
+        if opened is not None:
+            opened.close()
         reason = (error.strerror or str(error)).lower()
         raise WgradError(
             f"--port: cannot listen on {address.host}, port {address.port}: {reason}: end what listens there, or "

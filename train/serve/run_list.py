@@ -54,10 +54,12 @@ class RunList:
     def folders(self) -> list[Path]:
         """Return the folders of runs, the newest first."""
         try:
-            inside = [path for path in self.folder.iterdir() if any((path / name).exists() for name in _SIGNS)]
+            inside = [
+                path for path in self.folder.iterdir() if any(map(os.path.exists, (path / name for name in _SIGNS)))
+            ]
         except OSError:
             inside = []
-        found = [*inside, *(path for path in self._elsewhere if path.is_dir())]
+        found = [*inside, *(path for path in self._elsewhere if os.path.isdir(path))]
         return sorted(found, key=_begun, reverse=True)
 
     def free(self, runs: int) -> Path:
@@ -99,7 +101,11 @@ class RunList:
         state, reason = ("running", "") if going else _ended(path, log, status)
         steps = _STEP.findall(log)
         step, total, left = steps[-1] if steps else (None, None, None)
-        checkpoints, numbers = bool(Checkpoints(path).steps()), _last_numbers(path / METRICS_FILE)
+        numbers = _last_numbers(path / METRICS_FILE)
+        try:
+            checkpoints = bool(Checkpoints(path).steps())
+        except WgradError:  # its folder cannot be read
+            checkpoints = False
         return {
             "run": str(path),
             "name": path.name,
@@ -112,8 +118,8 @@ class RunList:
             "loss": numbers.get("loss"),
             "held_out_loss": numbers.get("held_out_loss"),
             "resumes": not going and checkpoints,
-            "adapter": (path / ADAPTER_CONFIG).exists(),
-            "model": (path / "config.json").exists(),
+            "adapter": os.path.exists(path / ADAPTER_CONFIG),
+            "model": os.path.exists(path / "config.json"),
             "log_bytes": _changed(path / LOG_FILE)[1],
         }
 
@@ -141,7 +147,7 @@ class RunList:
     def _start(self, path: Path, words: Sequence[str]) -> Path:
         words = ["finetune", *words]
         with self._lock:
-            if path.exists() and self.state(path)["state"] == "running":
+            if os.path.exists(path) and self.state(path)["state"] == "running":
                 raise WgradError(f"--out: the run in {path} goes on already: stop it, or choose another folder")
             make_folder(path)
             with writing(path), open(path / LOG_FILE, "ab", opener=own_file) as log:
@@ -166,7 +172,7 @@ def _ended(path: Path, log: str, status: int | None) -> tuple[str, str]:
     word = next((line for line in reversed(lines) if line.startswith("wgrad: ")), "")
     if word and "done in" not in lines[-1]:
         return ("failed", word.removeprefix(ERROR)) if word.startswith(ERROR) else ("stopped", word[len("wgrad: ") :])
-    if (path / RESULTS_FILE).exists() or (path / SWEEP_FILE).exists():
+    if os.path.exists(path / RESULTS_FILE) or os.path.exists(path / SWEEP_FILE):
         return "done", ""
     if status and -status != signal.SIGTERM:  # asked to end before it could answer
         return "failed", ended_by(status)

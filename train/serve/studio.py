@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import secrets
 import shlex
 import subprocess
@@ -80,7 +81,7 @@ class Studio:
         return {
             "version": wgrad.__version__,
             "folder": str(self.runs.folder),
-            "here": str(Path.cwd()),
+            "here": _working_folder(),
             "options": describe_fields(FinetuneConfig, "objective"),
             "usual": [*(name for name in USUAL if name not in _ELSEWHERE), *_ALSO_USUAL],
             "longer": _LONGER,
@@ -242,6 +243,14 @@ class Studio:
         """Free the models that were loaded to chat with."""
         self.chat.close()
         return {}
+
+
+def _working_folder() -> str:
+    """Return the folder that relative paths begin at; "": it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def make_studio(studio: Studio) -> Starlette:

@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from wgrad.device.cache import cache_folder, is_kept, keep, make_private
+from wgrad.device.cache import cache_folder, is_kept, keep, kept_paths, make_private
 from wgrad.device.errors import WgradError
 from wgrad.device.files import writing
 from wgrad.train.data.gguf_vocabulary import tokenizer_of_gguf
@@ -78,7 +78,7 @@ def _unpacked(path: Path, option: str) -> Path:
     links = [part_name("model", i + 1, len(parts)) if len(parts) > 1 else f"model{GGUF}" for i in range(len(parts))]
     known = f"{FORMAT}\0{path}\0{digest}"
     folder = described() / hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
-    if is_kept(folder / CONFIG) and all((folder / link).exists() for link in links):
+    if is_kept(folder / CONFIG) and all(os.path.exists(folder / link) for link in links):
         return folder
     contents = _describe(path, option)
     with writing(folder, "$XDG_CACHE_HOME"):
@@ -97,7 +97,7 @@ def described() -> Path:
 
 def described_files() -> list[Path]:
     """Return the folders in `described`."""
-    return sorted(path for path in described().glob("*") if path.is_dir())
+    return [path for path in kept_paths(described()) if os.path.isdir(path)]
 
 
 def _describe(path: Path, option: str) -> dict[str, dict[str, object]]:

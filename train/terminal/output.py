@@ -7,6 +7,7 @@ raise while printing, and lose the training.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -118,8 +119,12 @@ def command_output() -> Iterator[None]:
     Afterwards the stream's buffer is discarded: Python would try to flush it at exit, and print its own error.
     """
     stream = sys.stdout
-    if stream is None:
-        yield
+    if stream is None:  # the process was started without it: what is printed is lost, as Python's `print` has it
+        with open(os.devnull, "w", encoding="utf-8") as sys.stdout:
+            try:
+                yield
+            finally:
+                sys.stdout = None
         return
     sys.stdout = strict = _Strict(stream)
     try:
@@ -172,7 +177,16 @@ def make_console(name: str = "stdout", terminal: bool | None = None, silent: boo
         silent: Whether to print nothing.
     """
     terminal = False if silent else terminal
-    return Console(file=Output(name), highlight=False, force_terminal=terminal, quiet=silent)  # type: ignore[arg-type]
+    # rich cannot read every text that it takes for a number, such as 5,000 digits or a superscript.
+    sizes = {key for key in ("COLUMNS", "LINES") if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(key, "1"))}
+    variables = {key: value for key, value in os.environ.items() if key not in sizes}
+    return Console(
+        file=Output(name),  # type: ignore[arg-type]
+        highlight=False,
+        force_terminal=terminal,
+        quiet=silent,
+        _environ=variables,
+    )
 
 
 def say(text: str, name: str = "stdout") -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from wgrad.device.files import read_small
+
 VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")  # the loader takes the first that is set
 _FOLDERS = (
     "/etc/vulkan/icd.d",
@@ -29,10 +31,11 @@ def driver_files() -> list[str]:
             return [path for path in named.split(os.pathsep) if path]
     if sys.platform == "win32":
         return [path for path, _ in _windows()]
-    data = [os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local/share")]
+    data = [os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")]
     data += (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")
-    folders = [*(Path(folder, "vulkan/icd.d") for folder in data if folder), *map(Path, _FOLDERS)]
-    return list(dict.fromkeys(str(path) for folder in folders for path in sorted(folder.glob("*.json"))))
+    folders = [*(os.path.join(folder, "vulkan/icd.d") for folder in data if folder), *_FOLDERS]
+    found = [os.path.join(folder, name) for folder in folders for name in sorted(_names(folder))]
+    return list(dict.fromkeys(path for path in found if path.endswith(".json")))
 
 
 def state_of_drivers() -> list[Any]:
@@ -43,7 +46,7 @@ def state_of_drivers() -> list[Any]:
     found += [(path, *_stamp(path)) for path in files]
     found.append(sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*")) + sorted(_names("/dev/dri")))
     for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
-        found.append(_read(path))
+        found.append(read_small(path))
     # A library that a file names by a path, or the C library's cache of those that it names by name alone.
     found += [_stamp(library) for path in files for library in _library(path)]
     found.append(_stamp("/etc/ld.so.cache"))
@@ -57,23 +60,16 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _stamp(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path)
         return found.st_mtime_ns, found.st_size
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the path, which a driver's file may have
         return 0, 0
 
 
 def _library(path: str) -> list[str]:
-    words = _read(path).split('"')
+    words = read_small(path).split('"')
     return [word for before, word in zip(words, words[2:]) if before == "library_path" and "/" in word]
 
 
