@@ -30,6 +30,7 @@ from tests.fuzz.judge import judge, signature
 from tests.fuzz.kinds import make_case
 from tests.fuzz.mutants import misjudged
 from tests.fuzz.packed import packed_groups
+from tests.fuzz.surroundings import files_of_lines
 from tests.fuzz.tables import table_files
 
 CASES = Path(__file__).parent / "cases"
@@ -47,6 +48,9 @@ COMMANDS = (
     "plan",
     "eval",
     "bench",
+    "serve",
+    "chat",
+    "warm",
 )  # of most inputs
 MEMORY_BYTES = 1 << 30  # of a file system in memory that is used
 BATCH = 25  # inputs that share a child and a report
@@ -109,6 +113,7 @@ def _add_run(box: Sandbox) -> None:
     box.groups["adapter"] = {
         f"adapter/{name}": finished[f"out/{name}"] for name in ("adapter_config.json", "adapter_model.safetensors")
     }
+    box.groups["of-lines"] = files_of_lines(box.groups)
 
 
 def _work(box: Sandbox, args: argparse.Namespace, worker: int, reports: Any) -> None:

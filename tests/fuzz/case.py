@@ -38,7 +38,8 @@ class Case:
     """A command. argv: its words after `wgrad`, with paths relative to the case's folder. files: contents by path.
 
     base: groups of base.py's files that lie there too (`files` go over them). encoding: of standard output.
-    stdout: where it goes (a path such as /dev/full, 'closed', or '' to read it). cpu_seconds: what it may take.
+    stdout: where it goes (a path such as /dev/full, 'closed', or '' to read it). around: what surrounds the command,
+    by its kind in surroundings.py.
     """
 
     argv: list[str]
@@ -47,6 +48,7 @@ class Case:
     stdin: bytes = b""
     encoding: str = "utf-8"
     stdout: str = ""
+    around: dict[str, Any] = field(default_factory=dict)
     kind: str = ""
     note: str = ""
 

@@ -33,7 +33,8 @@ from tests.fuzz.forked_worker import forked_workers
 from tests.fuzz.library import PYTHON, call
 from tests.fuzz.readers import READERS
 from tests.fuzz.reports import REPORT, read_report
-from tests.fuzz.servers import HTTP, answer
+from tests.fuzz.servers import HTTP, answer, ending_at_once
+from tests.fuzz.surroundings import HERE, surrounded
 
 CPU_SECONDS = 10  # of one case; more is a hang
 WAIT_SECONDS = 10  # without computing; more is a hang too
@@ -234,12 +235,15 @@ def _run(case: Case, box: Sandbox) -> Outcome:
     born = _proc_bytes(1)
     status = TRACEBACK_STATUS
     try:
-        status = _main(case.argv)
+        with surrounded(case.around, box.work):
+            status = _main([word.replace(HERE, str(box.work)) for word in case.argv])
     except BaseException:  # a Rust panic is no Exception
-        traceback.print_exc()
+        with open(box.folder / "stderr", "a") if sys.stderr is None else nullcontext(sys.stderr) as stderr:
+            traceback.print_exc(file=stderr)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         try:
-            stream.close()
+            if stream is not None:
+                stream.close()
         except (OSError, ValueError):
             pass
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -283,6 +287,9 @@ def _redirect(case: Case, folder: Path) -> None:
 
 
 def _replace(target: int, descriptor: int) -> None:
+    if descriptor == target:  # a closed one was the first that was free
+        os.set_inheritable(target, True)
+        return
     os.dup2(descriptor, target)
     os.close(descriptor)
 
@@ -291,14 +298,16 @@ def _main(argv: list[str]) -> int:
     """Do as the console script and the interpreter's end: `main`, threads joined, standard output flushed."""
     try:
         reader = _READERS.get(argv[0]) if argv else None
-        status = reader(argv[1]) if reader else cli.main(argv)
+        with ending_at_once():
+            status = reader(argv[1]) if reader else cli.main(argv)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError as error:
         print(f"Exception ignored while flushing sys.stdout: {error!r}", file=sys.stderr)
         return 120

@@ -7,6 +7,7 @@ takes milliseconds, because what the process imports is there.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -46,6 +47,8 @@ class ForkedWorker:
 def _serve(requests: int, answers: int) -> NoReturn:
     status = 1
     try:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a case may have none left
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         os.dup2(requests, 0)
         os.dup2(answers, 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ MEMORY_BASE = 256 << 20  # bytes, whatever the input: imports, compiled template
 MEMORY_FACTOR = 4  # bytes for a byte of a larger input
 ALLOWED = (0, 2)
 UNUSABLE = 1  # a run that ended, but whose result is not usable (not finite)
+LONGEST_ERROR = 1500  # characters
 RESULTS = ("adapter_model.safetensors", "model.safetensors", "results.json")
+_ERASED = re.compile(r"\x1b\[(?:1A|2K|\?25[hl])|\r")
 _NOISE = re.compile(r"Traceback \(most recent|Warning: |Exception ignored|panicked at|Fatal Python error")
 
 
@@ -47,6 +50,10 @@ def _says_unusable(outcome: Outcome) -> bool:
 
 
 def _messages(case: Case, outcome: Outcome) -> str | None:
+    if 2 in case.around.get("closed", ()) or case.around.get("written", LONGEST_ERROR) < LONGEST_ERROR:
+        return None  # the line is lost
+    if case.around.get("environment"):  # which may tell that stderr is a terminal, and then a bar erases its line
+        outcome = replace(outcome, stderr=_ERASED.sub("", outcome.stderr))
     noise = _NOISE.search(outcome.stderr)
     if noise:
         line = next(line for line in outcome.stderr.splitlines() if noise.group(0) in line)
@@ -59,7 +66,7 @@ def _messages(case: Case, outcome: Outcome) -> str | None:
         rest = [line for line in outcome.stderr.splitlines()[:-1] if not line.startswith(said)]
         if rest:
             return f"more than one line: {_shorten(rest[0])}"
-        if len(errors[0]) > 1500:
+        if len(errors[0]) > LONGEST_ERROR:
             return f"an error of {len(errors[0])} characters: {_shorten(errors[0])}"
         if "\x00" in errors[0] or "\x1b" in errors[0]:
             return f"control characters in the error: {_shorten(errors[0])}"
@@ -80,7 +87,7 @@ def _memory(case: Case, outcome: Outcome) -> str | None:
 def _folder(case: Case, outcome: Outcome, folder: Path) -> str | None:
     """Nothing half-written: what is in the output folder is whole, and a result is there only where the run says so."""
     partial = [p.name for p in folder.rglob("*.partial")]
-    if partial:
+    if partial and "modes" not in case.around:  # which may forbid to remove it
         return f"left half-written: {re.sub(r'[0-9]+', 'N', partial[0])}"
     out = folder / OUT
     if not out.is_dir() or case.argv[:1] != ["finetune"]:
@@ -88,7 +95,7 @@ def _folder(case: Case, outcome: Outcome, folder: Path) -> str | None:
     for name in RESULTS:
         path = out / name
         new = path.is_file() and f"{OUT}/{name}" not in case.files and "finished" not in case.base
-        if new and outcome.status != 0:
+        if new and outcome.status != 0 and "written" not in case.around:  # after it another file is refused
             return f"status {outcome.status}, and yet there is {name}"
         if new and name.endswith(".json"):
             try:

@@ -31,6 +31,7 @@ from tests.fuzz.packed import experts_case, packed_case
 from tests.fuzz.readers import request_case, served_case, tensors_case
 from tests.fuzz.reports import report_case
 from tests.fuzz.servers import serve_case, studio_case, watch_case
+from tests.fuzz.surroundings import surroundings_case
 from tests.fuzz.sweeps import sweep_case
 from tests.fuzz.tables import columns_case, keys_case, table_case
 from tests.fuzz.texts import conversation, data_lines, mutate_template, yaml_text
@@ -350,6 +351,7 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "sweep": (4, sweep_case),
     "resume": (9, resume_case),
     "environment": (6, environment_case),
+    "surroundings": (12, surroundings_case),
     "command": (6, command_case),
     "python": (4, python_case),
     "option": (10, lambda rng, groups: option_case(rng)),

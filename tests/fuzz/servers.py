@@ -6,12 +6,16 @@ The folders of runs that the pages show are changed too.
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 from unittest.mock import patch
+
+import uvicorn
 
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_names
@@ -119,7 +123,13 @@ def studio_case(rng: Random, groups: Any) -> Case:
             path, body = f"/api/{name}", write_json(rng, mutate_value(rng, asked) if rng.random() < 0.25 else asked)
         requests.append(request_bytes(rng, "POST" if body else "GET", target(rng, path), body))
     base = ["model", "data", rng.choice(("finished", "unfinished"))]
-    return Case([HTTP, "studio"], base, connections(rng, requests) | _run_files(rng, groups))
+    return Case([HTTP, "studio"], base, connections(rng, requests) | _run_files(rng, groups), around=_around(rng))
+
+
+def _around(rng: Random) -> dict[str, Any]:
+    """Return a folder or file of a run that may not be read, now and then."""
+    names = ("out", "out/checkpoints", "out/checkpoints/step-2", "out/metrics.jsonl", "out/log.txt", "out/config.yaml")
+    return {"modes": {rng.choice(names): rng.choice((0, 0o200, 0o400))}} if rng.random() < 0.1 else {}
 
 
 _COUNTS = ("0", "1", "2", "99", "9" * 9, "1" * 10, "-1", "\xb2")
@@ -134,7 +144,7 @@ def watch_case(rng: Random, groups: Any) -> Case:
         path = rng.choice(("/news", "/news", "/news" + query, "/", "/pages/watch.js", "/nope"))
         requests.append(request_bytes(rng, "GET", target(rng, path)))
     base = [rng.choice(("finished", "unfinished"))]
-    return Case([HTTP, "watch"], base, connections(rng, requests) | _run_files(rng, groups))
+    return Case([HTTP, "watch"], base, connections(rng, requests) | _run_files(rng, groups), around=_around(rng))
 
 
 def _run_files(rng: Random, groups: Any) -> Files:
@@ -239,6 +249,19 @@ def _start(words: Sequence[str], apart: bool = False, **options: Any) -> subproc
     options["stdin"] = subprocess.DEVNULL if apart else subprocess.PIPE
     said = "serving model at http://127.0.0.1:1/v1" if words[0] == "serve" else "{}"
     return subprocess.Popen(["/bin/echo", said], **options)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Let a command that serves end as soon as it listens, within a `with`."""
+
+    def look_up(host: Any, port: Any, family: Any = 0, type: Any = 0, proto: Any = 0, flags: Any = 0) -> Any:
+        """Answer for addresses; a name would be asked for on the network."""
+        return found(host, port, family, type, proto, flags | socket.AI_NUMERICHOST)
+
+    found = socket.getaddrinfo
+    with patch.object(uvicorn.Server, "run"), patch.object(socket, "getaddrinfo", look_up):
+        yield
 
 
 def _serve_with_key() -> None:
