@@ -142,6 +142,7 @@ def saved(tmp_path: Path) -> Path:
         ({"bias": "all"}, "trained biases cannot be read"),
         ({"modules_to_save": ["lm_head"]}, "whole modules next to the adapter cannot be read"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3': only LORA can be read"),
+        ({"peft_type": None, "lora_parameters": {"rank": 8}}, "is of mlx-lm: fuse it there"),
         ({"trainable_token_indices": [3]}, r"_config.json: trainable_token_indices is \[3\]: .*: merge it with PEFT"),
         ({"exclude_modules": ["self_attn.q_proj"]}, "exclude_modules and layers_to_transform leave no projection"),
         ({"exclude_modules": "(q"}, r"exclude_modules: '\(q' is no regular expression"),
@@ -211,6 +212,8 @@ def test_numbers_that_are_not_finite_are_refused(value: float, saved: Path) -> N
 def test_missing_files_are_named(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="has no adapter_config.json: give the folder of a PEFT adapter"):
         load_adapter(tmp_path / "nowhere", MODULES)
+    with pytest.raises(WgradError, match="has no adapter_config.json: give a folder in it, such as .*saved$"):
+        load_adapter(tmp_path, MODULES)
     (saved / WEIGHTS_FILE).unlink()
     with pytest.raises(WgradError, match="adapter_model.safetensors is missing"):
         load_adapter(saved, MODULES)

@@ -393,6 +393,14 @@ def test_who_asks_a_model_without_a_template_is_told_which_have_one(tmp_path: Pa
         assert client.post("chat/completions", {"model": "mine", **asked}).status == 200
 
 
+def test_a_note_about_several_adapters_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = make_model(tmp_path / "plain")
+    adapters = tuple(str(make_adapter(tmp_path / name, base)) for name in ("a ö", "b"))
+    with serving(model=str(base), adapter=adapters, chat_template="chatml"):
+        notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: a ö")]
+    assert len(notes) == 1 and notes[0].startswith("note: a ö, b: --chat-template chatml ends the assistant's turn")
+
+
 def test_wrong_paths_types_and_sizes_are_refused(client: Client) -> None:
     assert client.ask("GET", "/v1/nowhere").error["type"] == "not_found_error"
     assert (client.ask("GET", "/v1/completions").status, client.ask("DELETE", "/v1/models").status) == (405, 405)

@@ -83,11 +83,14 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
         run_all_kernels(model, limits.rows, limits.prompt_tokens, limits.keys)
 
     tokenizers = {base: opened.tokenizer}
+    remarks: dict[str, list[str]] = {}  # each with the adapters that it is about
     for name, adapter in adapters.items():
         tokenizers[name], note = open_tokenizer(opened.folder, adapter, opened.config.vocab_size)
         for remark in (note, use_chat_template(tokenizers[name], args.chat_template)):
             if remark:
-                opened.display.say(f"note: {name}: {remark}")
+                remarks.setdefault(remark, []).append(name)
+    for remark, names in remarks.items():
+        opened.display.say(f"note: {', '.join(names)}: {remark}")
     for tokenizer in tokenizers.values():
         _ = tokenizer.stop_ids  # renders a template, which only one thread may do at a time
 
