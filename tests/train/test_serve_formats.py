@@ -324,6 +324,13 @@ def test_items_of_an_input_are_turns() -> None:
     ]
 
 
+def test_how_long_to_think_is_told_to_the_template() -> None:
+    asked = parse_request(
+        b'{"model": "m", "input": "x", "reasoning": {"effort": "low", "summary": "auto"}}', ResponsesRequest
+    )
+    assert asked.as_chat().template_options() == {"reasoning_effort": "low"}
+
+
 @pytest.mark.parametrize(
     ("value", "param", "message"),
     [
@@ -342,7 +349,11 @@ def test_items_of_an_input_are_turns() -> None:
             "a function_call before",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools[0].type must be 'function'; got 'web_search'"),
-        ({"text": {"format": {"type": "xml"}}}, "text", "text.type must be one of"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools[0].name must be text"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format", "text.format.type must be one of"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "text.format.schema must be an"),
+        ({"text": {"verbosity": "low"}}, "text", "text.verbosity must be one of 'medium'"),
+        ({"reasoning": "low"}, "reasoning", "reasoning must be an object"),
         ({"max_output_tokens": 200}, "max_output_tokens", "max_output_tokens must be at most 199 here"),
     ],
 )

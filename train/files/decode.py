@@ -254,11 +254,18 @@ def _explain(message: str, value: Any, kind: Any) -> str:
     return f"{path or 'the whole'} must be {rule}; got {show(found)}"
 
 
+def _structs(kinds: list[Any]) -> list[Any]:
+    """Return the structs among types and the members of their unions."""
+    parts = [part for kind in kinds for part in (get_args(kind) or (kind,))]
+    return [part for part in parts if isinstance(part, type) and issubclass(part, msgspec.Struct)]
+
+
 def _choices(kind: Any, path: str) -> str | None:
     """'one of ...' for a key of a struct whose type lists its values."""
-    hints = get_type_hints(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else {}
     found: list[Any] = []
-    kinds = [hints.get(path)]
+    kinds = [kind]
+    for name in path.split("."):
+        kinds = [get_type_hints(part).get(name) for part in _structs(kinds)]
     while kinds:
         part = kinds.pop()
         found += get_args(part) if get_origin(part) is Literal else ()

@@ -116,7 +116,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not exists(path, "--adapter"):
         with suppress(OSError):
             for found in sorted(folder.glob(f"*/{CONFIG_FILE}")):  # of a run's checkpoints, or of several adapters
-                raise WgradError(f"--adapter: {folder} has no {CONFIG_FILE}: give a folder in it, such as {found.parent}")
+                advice = f"give a folder in it, such as {found.parent}"
+                raise WgradError(f"--adapter: {folder} has no {CONFIG_FILE}: {advice}")
         raise WgradError(f"--adapter: {folder} has no {CONFIG_FILE}: give the folder of a PEFT adapter")
     return read_json(path, dict[str, Any], "--adapter", from_python=True)
 
@@ -137,7 +138,8 @@ def load_config(folder: Path) -> tuple[LoraConfig, LimitsFile]:
         variant_of(variant, f"--adapter: {path}")
     if kind != "LORA" and not variant:
         if kind is None and "lora_parameters" in raw:
-            raise WgradError(f"--adapter: {path} is of mlx-lm: fuse it there (mlx_lm.fuse), and give the model as --model")
+            advice = "fuse it there (mlx_lm.fuse), and give the model as --model"
+            raise WgradError(f"--adapter: {path} is of mlx-lm: {advice}")
         raise WgradError(f"--adapter: {path}: peft_type is {show(raw.get('peft_type'))}: only LORA can be read")
     for key, what, harmless in _UNSUPPORTED:
         if raw.get(key) not in harmless:

@@ -65,7 +65,7 @@ class ResponsesForm:
             "output": self._output if choice is not None else [],
             "parallel_tool_calls": True,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": asked.reasoning.effort, "summary": None},
             "store": False,
             "temperature": asked.temperature,
             "text": {"format": asked.text.format or {"type": "text"}},

@@ -13,7 +13,9 @@ from wgrad.train.serve.requests import MOST_TOP, ChatRequest, Request
 _LOGPROBS = "message.output_text.logprobs"
 _KEPT = "this server keeps no answers: send the earlier items in input"
 # Names in this API of a conversation's keys, for errors.
-NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text", "logprobs": "include"}
+NAMES = {
+    "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "include",
+}  # fmt: skip
 _OF_BOTH = (
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "seed", "stop", "stream", "chat_template_kwargs",
@@ -22,10 +24,15 @@ _OF_BOTH = (
 
 class TextOptions(Struct, frozen=True):
     format: dict[str, Any] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Struct, frozen=True):
+    effort: str | None = None  # for templates that know it
 
 
 class ResponsesRequest(Request, kw_only=True):
-    passed_over = {*Request.passed_over, "reasoning", "truncation"}
+    passed_over = {*Request.passed_over, "truncation"}
     unsupported = {"previous_response_id": (), "conversation": (), "prompt": (), "background": (False,)}
     in_place = {"previous_response_id": _KEPT, "conversation": _KEPT}
 
@@ -36,6 +43,7 @@ class ResponsesRequest(Request, kw_only=True):
     tools: list[dict[str, Any]] = []
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     text: TextOptions = TextOptions()
+    reasoning: Reasoning = Reasoning()
     include: list[str] = []
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP)] = 0
     chat_template_kwargs: dict[str, Any] = {}
@@ -53,6 +61,7 @@ class ResponsesRequest(Request, kw_only=True):
             tools=[_tool(number, tool) for number, tool in enumerate(self.tools)],
             tool_choice=chosen if isinstance(chosen, str) else _nested(chosen),
             max_completion_tokens=self.max_output_tokens,
+            reasoning_effort=self.reasoning.effort,
             response_format=_format(self.text.format),
             logprobs=self.top is not None,
             top_logprobs=self.top or 0,
@@ -61,9 +70,11 @@ class ResponsesRequest(Request, kw_only=True):
 
 
 def _format(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a text format in the form of a conversation."""
+    """Return a text format in the form of a conversation. Raises ApiError."""
     if given is None or given.get("type") != "json_schema":
         return given or {"type": "text"}
+    if not isinstance(given.get("schema"), dict):
+        raise _wrong("text.format.schema must be an object: give the schema there", "text.format")
     return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
 
 
@@ -76,6 +87,8 @@ def _tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
         got = str(tool.get("type"))[:100]
         raise _wrong(f"tools[{number}].type must be 'function'; got {got!r}: leave it out", "tools")
+    if not isinstance(tool.get("name"), str):
+        raise _wrong(f"tools[{number}].name must be text: give the function's name there", "tools")
     return _nested(tool)
 
 
