@@ -275,6 +275,12 @@ TOLD = [{"from": "human", "value": "Add.\n\n1, 2"}, {"from": "gpt", "value": "3"
         ),
         ({"conversations": [ASK, ANSWER]}, [ASK, ANSWER], "ShareGPT"),
         ({"conversations": json.dumps(TOLD)}, [ASK, ANSWER], "ShareGPT"),
+        (
+            {"conversations": [{**ASK, "role": "User"}, {**ANSWER, "role": "Assistant "}]},
+            [ASK, ANSWER],
+            "ShareGPT",
+        ),
+        ({"conversations": [{**TOLD[0], "from": "Human"}, {**TOLD[1], "from": "GPT"}]}, [ASK, ANSWER], "ShareGPT"),
         ({"conversations": {"from": ["human", "gpt"], "value": ["Add.\n\n1, 2", "3"]}}, [ASK, ANSWER], "ShareGPT"),
     ],
 )

@@ -138,7 +138,8 @@ def _rows(columns: dict[str, Any]) -> Any:
 
 def _message(turn: Any, number: int, name: str, keys: Keys) -> dict[str, Any]:
     if isinstance(turn, dict) and isinstance(turn.get("role"), str):
-        role = turn["role"]
+        role = _plain_role(turn["role"])
+        turn = {**turn, "role": role}
         keys.turns_unread |= {
             f"{name}[].{key}": None for key, part in turn.items() if key not in _OF_A_MESSAGE and is_filled(part)
         }
@@ -149,11 +150,11 @@ def _message(turn: Any, number: int, name: str, keys: Keys) -> dict[str, Any]:
             rest = {key: part for key, part in turn.items() if key != "function_call"}
             return {**rest, "tool_calls": _calls(call, number)}
         return {**turn, "role": _OF_MESSAGES[role]} if role in _OF_MESSAGES else turn
-    if not isinstance(turn, dict) or not isinstance(role := turn.get("from"), str):
+    if not isinstance(turn, dict) or not isinstance(turn.get("from"), str):
         if name in ("conversations", "conversation"):
             raise WgradError(f"{name!r}: turn {number} must be an object with 'from' and 'value'")
         raise WgradError(f"{name!r}: message {number} must be an object with 'role' and 'content'")
-    if role not in _ROLES:
+    if (role := _plain_role(turn["from"])) not in _ROLES:
         raise WgradError(
             f"'from' of turn {number} must be one of {', '.join(_ROLES)}; got {ascii(role)[:80]}: "
             "rename it, or give 'messages'"
@@ -163,6 +164,12 @@ def _message(turn: Any, number: int, name: str, keys: Keys) -> dict[str, Any]:
     if role in _CALLS:
         return {**message, "role": "assistant", "content": "", "tool_calls": _calls(turn.get("value"), number)}
     return {**message, "role": _ROLES[role], "content": _text(turn.get("value"), f"value of turn {number}")}
+
+
+def _plain_role(role: str) -> str:
+    """Return a known role without capitals and spaces around it, such as `assistant` for `Assistant`; others as is."""
+    plain = role.strip().lower()
+    return plain if plain in _ROLES else role
 
 
 def _calls(value: Any, number: int) -> list[dict[str, Any]]:
