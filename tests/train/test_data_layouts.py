@@ -70,7 +70,7 @@ def test_layouts_of_json(text: str, name: str, tmp_path: Path) -> None:
     records, notes = read(tmp_path / name)
     assert records == RECORDS
     assert any("is taken for JSON with a list under" in note or "taken for objects of JSON" in note for note in notes)
-    assert ("the list under 'test' is not read: give it as --eval-data FILE" in notes) == ('"test"' in text)
+    assert ("the list under 'test', which is not read: give it as --eval-data FILE" in notes) == ('"test"' in text)
 
 
 @pytest.mark.parametrize(

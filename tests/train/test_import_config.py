@@ -158,7 +158,33 @@ def test_options_of_trl_are_imported(tmp_path: Path, capsys: Any) -> None:
     assert found["data"] == ["trl-lib/Capybara:train"] and found["quantize"] is False and found["seed"] == 42
     assert found["lora_dropout"] == 0.05 and found["gradient_accumulation_steps"] == 1
     assert "max_steps" not in found and "report_to" not in found
-    assert set(left) == {"eos_token", "eval_strategy"}
+    assert found["target_modules"] == ["q_proj", "v_proj"]
+    assert set(left) == {"eos_token", "eval_strategy", "lora_target_modules", "assistant_only_loss"}
+
+
+@pytest.mark.parametrize(
+    ("more", "ours", "told"),
+    [
+        ({"lora_target_modules": "all-linear"}, {}, ["assistant_only_loss"]),
+        (
+            {"lora_target_modules": ["o_proj"], "assistant_only_loss": True},
+            {"target_modules": ["o_proj"], "loss_on": "completion"},
+            [],
+        ),
+        (
+            {"lora_target_modules": ["o_proj"], "assistant_only_loss": False},
+            {"target_modules": ["o_proj"]},
+            ["assistant_only_loss"],
+        ),
+        ({"use_peft": False, "completion_only_loss": False}, {"loss_on": "all"}, []),
+        ({"use_peft": False, "completion_only_loss": True}, {"loss_on": "completion"}, []),
+        ({"lora_target_modules": "all-linear", "loss_type": "dpo"}, {}, []),
+    ],
+)
+def test_defaults_of_trl_that_depend_on_model_and_data(more: dict[str, Any], ours: dict[str, Any], told: Any) -> None:
+    found = import_config({"model_name_or_path": "m", "use_peft": True} | more, "trl")
+    assert [name for name, *_ in found.left] == told
+    assert {k: v for k, v in found.options.items() if k in ("target_modules", "loss_on")} == ours
 
 
 def test_options_that_do_not_go_together(tmp_path: Path, capsys: Any) -> None:

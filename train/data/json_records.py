@@ -148,7 +148,7 @@ def _listed(cuts: Iterable[Cut], key: str, where: str, remarks: list[str]) -> It
         if other and sign == b"{" and level == 3 and not text.strip():  # another list of objects
             if key not in ("train", "training"):
                 raise WgradError(f"{where}: has lists under {key!r} and {other!r}: keep one list in a file")
-            remarks.append(f"the list under {one_line(repr(other))} is not read: give it as --eval-data FILE")
+            remarks.append(f"the list under {one_line(repr(other))}, which is not read: give it as --eval-data FILE")
         other = ""
         if sign == b"[" and level == 2:
             match = _MEMBER.match(member + text)

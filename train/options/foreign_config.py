@@ -131,6 +131,8 @@ def import_config(values: Mapping[str, Any], tool: str, objective: str | None = 
     elif "objective" not in taken:
         found.no_objective = _no_objective(values, tool)
     options = _DEFAULTS[tool] | _adapter(values, tool) | taken
+    if tool == "trl":
+        found.left += _of_trl(options, values)
     if tool == "llama-factory" and "lora_alpha" not in taken:
         options["lora_alpha"] = 2.0 * float(options["lora_r"])
     held_out = options.get("eval_data") or options.get("eval_fraction")
@@ -164,6 +166,18 @@ def _no_objective(values: Mapping[str, Any], tool: str) -> str:
         return ""
     told = "is an option" if len(of_others) == 1 else "are options"
     return f"{' and '.join(of_others)} {told} of other trainers of TRL than SFT's, and the file does not tell which"
+
+
+def _of_trl(options: dict[str, Any], values: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """Complete the options by defaults of TRL that depend on the model or the data. Return what to tell about them."""
+    told: list[tuple[str, Any, str]] = []
+    if not options.get("full") and not values.get("lora_target_modules"):
+        options["target_modules"] = ["q_proj", "v_proj"]
+        told.append(("lora_target_modules", None, "q_proj and v_proj are taken, PEFT's default for most models"))
+    if options.get("objective", "sft") == "sft" and "loss_on" not in options:
+        reason = "TRL trains on all turns of a conversation without it, wgrad on the assistant's unless loss_on is all"
+        told.append(("assistant_only_loss", None, reason))
+    return told
 
 
 def _leave_contradictions(found: Imported) -> None:

@@ -159,6 +159,10 @@ def _loss_on(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     return {"loss_on": "all"} if value else {}
 
 
+def _loss_on_completions(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {"loss_on": "completion" if value else "all"}
+
+
 def _pissa(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert LLaMA-Factory's pissa_init."""
     iterations = values.get("pissa_iter", 16)
@@ -205,6 +209,6 @@ SPECIAL: dict[str, Convert] = {
     "dataset_test_split": _nothing, "eval_steps": _every("eval_steps"), "save_steps": _every("save_steps"),
     "logging_steps": _every("logging_steps"), "dataset_dir": _nothing, "peft_use_dora": _switch("use_dora"),
     "peft_use_rslora": _switch("use_rslora"), "pissa_init": _pissa, "peft_init_lora_weights": _start,
-    "bnb_4bit_quant_type": _quant_type,
-    "activation_offloading": _switch("offload_activations"),
+    "bnb_4bit_quant_type": _quant_type, "completion_only_loss": _loss_on_completions,
+    "mask_prompt": _loss_on_completions, "activation_offloading": _switch("offload_activations"),
 }  # fmt: skip
