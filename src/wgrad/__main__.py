@@ -23,6 +23,16 @@ def end_now(number: int, frame: object = None) -> None:
     os._exit(128 + number)
 
 
+def _settle_errors() -> None:
+    """Discard what standard error does not take, as on a full disk: Python would try again, and end with 120."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+
+
 def main() -> int:
     """Run the command line of this process and return its exit status."""
     for number in [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]:
@@ -35,6 +45,7 @@ def main() -> int:
     except KeyboardInterrupt as error:  # a second one, while the first was being handled
         end_now(getattr(error, "number", signal.SIGINT))
         raise
+    _settle_errors()
     # Skip the interpreter's last garbage collection: it takes up to 0.3 s, in which our handlers are gone.
     gc.freeze()
     return status

@@ -285,6 +285,14 @@ def test_output_that_cannot_be_written_is_an_error(words: str) -> None:
     assert (status, errors) == (2, f"wgrad: error: cannot write to standard output: {os.strerror(errno.ENOSPC)}\n")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_a_full_disk_behind_standard_error_changes_no_status() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "wgrad", "finetune", "--rnak", "3"]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        assert subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, env=environment).returncode == 2
+
+
 # ---- models ------------------------------------------------------------------------------------
 def test_a_model_is_a_folder(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
