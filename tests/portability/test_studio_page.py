@@ -232,6 +232,26 @@ def test_a_check_that_failed_is_asked_again(page: Browser) -> None:
     wait(page, "document.getElementById('command').textContent.includes('--max-steps 7')")
 
 
+def test_an_estimate_names_the_device_of_the_run(page: Browser) -> None:
+    plan = {"peak_bytes": 3 << 30, "limit_bytes": 0, "bytes": {"weights": 3 << 30}, "device": "a GPU that is not here"}
+    answer = json.dumps(json.dumps({**plan, "run_device": "NumPy 2 on x"}))
+    page.evaluate(
+        "window.usual = window.fetch; window.fetch = (path, options) =>"
+        f"path === '/api/plan' ? Promise.resolve(new Response({answer})) : usual(path, options)"
+    )
+    write(page, model=SHORT["model"])
+    wait(page, "document.getElementById('estimate').innerText.includes('3.00 GiB')")
+    assert "The run takes NumPy 2 on x, in main memory. The estimate is for a GPU." in text_of(page, "estimate")
+    page.evaluate(
+        f"window.plan = {answer}.replace('a GPU that is not here', 'NumPy 2 on x');"
+        "window.fetch = (path, options) =>"
+        "path === '/api/plan' ? Promise.resolve(new Response(plan)) : usual(path, options)"
+    )
+    write(page, lora_r="3")
+    wait(page, "!document.getElementById('estimate').innerText.includes('The run takes')")
+    assert "NumPy 2 on x" in text_of(page, "estimate")
+
+
 def test_every_field_has_a_label_and_a_narrow_screen_shows_all(page: Browser, client: Client) -> None:
     """As a screen reader has them; nothing is wider than the screen in any view. Many runs scroll in their list."""
     for number in range(40):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +19,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.hub import resolve_model
 
+BASE = str(Path(__file__).parents[2] / "examples" / "base_model")
 RECORDS = [{"text": "better late than never"}, {"text": "still waters run deep"}] * 8
 
 
@@ -53,6 +57,18 @@ def test_a_model_in_a_folder_needs_no_network(
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     assert main(["eval", *given, "--data", str(tmp_path / "data.jsonl"), "--device", "cpu"]) == 0
     assert no_network == []
+
+
+def test_a_hub_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    """In a process that has imported no more of the hub's client than a command does."""
+    pytest.importorskip("huggingface_hub")
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    for words in (["generate", "--prompt", "x", "--model", "org/name"], ["data", "show", "org/name", "--model", BASE]):
+        command = [sys.executable, "-m", "wgrad", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **away}, cwd=tmp_path)
+        last = done.stderr.splitlines()[-1]
+        assert done.returncode == 2 and last.startswith("wgrad: error: ") and "org/name" in last
+        assert "cannot be reached" in last
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def hub_errors(hub_id: str, option: str) -> Iterator[Any]:
         ) from error
     name = f"{option}: no such folder: {hub_id}; from the Hugging Face hub:"
     try:
-        with answers_in_time(huggingface_hub):
+        with answers_in_time():
             yield huggingface_hub
     except errors.GatedRepoError as error:
         raise WgradError(

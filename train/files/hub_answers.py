@@ -12,14 +12,16 @@ _WAITS = ("connect", "read", "write", "pool")  # names of httpx
 
 
 @contextmanager
-def answers_in_time(hub: Any, seconds: float | None = None) -> Iterator[None]:
+def answers_in_time(seconds: float | None = None) -> Iterator[None]:
     """End requests of the hub's client within the block that get no answer in time, with a TimeoutError.
 
     seconds: for an answer to begin, and for each part of it; None: ANSWER_SECONDS.
 
     Requests that have a limit of their own keep it. Clients before 1.0, which are not of httpx, are left as they are.
     """
-    client = hub.utils.get_session()
+    from huggingface_hub.utils import get_session
+
+    client = get_session()
     hooks = getattr(client, "event_hooks", None)
     if hooks is None:
         yield

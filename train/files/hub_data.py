@@ -70,7 +70,7 @@ def data_set_files(spec: str, option: str, held_out: bool = False) -> tuple[list
     if cached and not missing_shards(cached):
         return cached, _note(spec, cached, named)
     try:
-        with answers_in_time(huggingface_hub):
+        with answers_in_time():
             fetched = _choose(hub_id, config, split, where, huggingface_hub, held_out)
             paths = _fetch(fetched, marker, hub_id, huggingface_hub)
     except WgradError:

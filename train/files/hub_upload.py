@@ -26,7 +26,7 @@ def upload(repo: str, files: Mapping[str, Path | bytes], public: bool) -> str:
     """
     with _errors(repo) as huggingface_hub:
         api = huggingface_hub.HfApi(library_name="wgrad")
-        with answers_in_time(huggingface_hub):
+        with answers_in_time():
             url = api.create_repo(repo, private=not public, exist_ok=True, repo_type="model")
             is_private = public or api.repo_info(repo, timeout=ANSWER_SECONDS).private
         if not is_private:
@@ -35,7 +35,7 @@ def upload(repo: str, files: Mapping[str, Path | bytes], public: bool) -> str:
             huggingface_hub.CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
             for name, content in files.items()
         ]
-        with answers_in_time(huggingface_hub, _COMMIT_SECONDS):
+        with answers_in_time(_COMMIT_SECONDS):
             api.create_commit(repo, adds, commit_message="Upload with wgrad", repo_type="model")
         return str(url)
 
