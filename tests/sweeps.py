@@ -169,7 +169,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     ),
     "tests/wgsl/test_gemm_matrix.py::test_gradients_of_logits_run_on_tensor_cores": Evenly(1),
     "tests/wgsl/test_gemm_matrix.py::test_what_is_added_is_read_ahead": Evenly(2),
-    "tests/wgsl/test_gemm_matrix.py::test_a_skinny_product_in_one_launch": Evenly(2),
+    "tests/wgsl/test_gemm_matrix.py::test_a_skinny_matmul_may_take_one_launch": Evenly(2),
     "tests/wgsl/test_gemm_matrix.py::test_a_skinny_matmul_without_workgroup_memory_takes_the_general_kernel": Evenly(2),
     "tests/wgsl/test_cooperative.py::test_subgroups_counted_as_others_than_the_drivers_are_wrong": Without("skinny"),
     "tests/wgsl/test_gemv.py::test_every_number_of_rows_takes_its_kernel": Without(

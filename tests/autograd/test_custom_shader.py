@@ -157,7 +157,7 @@ def test_a_wrong_shader_is_found(name: str, wgpu_device: Device, registered: Cal
         rows(registered, **change).check(wgpu_device)
 
 
-def test_calls_that_are_wrong(device: Device, registered: Callable[..., ShaderOperator]) -> None:
+def test_wrong_calls_are_refused(device: Device, registered: Callable[..., ShaderOperator]) -> None:
     operator = rows(registered, backward=None)
     x = Tensor(device.zeros((3, 4)), device, requires_grad=True)
     scale, kind = Tensor(device.zeros((2,)), device), device.zeros((3,), np.int32)

@@ -63,7 +63,9 @@ CASES: list[tuple[dict[str, Any], str, str, int]] = [
 
 
 @pytest.mark.parametrize(("adapter", "system", "kernel", "number"), CASES)
-def test_whom_a_fault_concerns(adapter: dict[str, Any], system: str, kernel: str, number: int) -> None:
+def test_a_fault_is_found_by_gpu_driver_and_version(
+    adapter: dict[str, Any], system: str, kernel: str, number: int
+) -> None:
     found = known_faults(adapter, system, kernel)
     assert [int(fault.source.rpartition("/")[2]) for fault in found] == [number] * bool(number)
 

@@ -77,7 +77,7 @@ def test_a_verdict_is_kept(answers: list[Any], passed: bool) -> None:
 
 
 @pytest.mark.parametrize("changed", range(4), ids=["card", "architecture", "driver", "kernels"])
-def test_another_card_driver_or_kernel_is_checked_again(answers: list[Any], changed: int) -> None:
+def test_another_gpu_driver_or_kernel_is_checked_again(answers: list[Any], changed: int) -> None:
     answers.append(said(True))
     self_check.verdict(Card())
     other = list(Card().identity)

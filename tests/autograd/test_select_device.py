@@ -119,7 +119,7 @@ def test_auto_ends_at_numpy_with_every_reason(machine: Any, adapters: Any, reaso
 
 
 @pytest.mark.parametrize("adapters, kfd", [([AMD], False), ([INTEL], True), ([], True)])
-def test_hip_is_a_subject_where_there_is_an_amd_card(
+def test_hip_is_a_subject_where_there_is_an_amd_gpu(
     machine: Any, adapters: Any, kfd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its PCI vendor, or by the kernel's driver where Vulkan does not see it."""

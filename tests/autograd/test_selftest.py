@@ -183,7 +183,7 @@ def test_a_case_that_loses_the_device_ends_the_self_test(capsys: pytest.CaptureF
     assert said["keep"] is True and said["passed"] is False and said["reason"].startswith("gelu/")
 
 
-def test_a_check_of_a_card_compiles_at_once_and_makes_inputs_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_of_a_gpu_compiles_at_once_and_makes_inputs_once(capsys: pytest.CaptureFixture[str]) -> None:
     order = list[str]()
 
     class Compiling(ReferenceDevice):

@@ -104,7 +104,7 @@ def test_an_error_names_the_place_that_a_file_was_meant_for(tmp_path: Path) -> N
     ("number", "words"),
     [(errno.ENOSPC, "disk is full"), (errno.EROFS, "read-only"), (errno.EDQUOT, "quota"), (errno.EIO, "/output error")],
 )
-def test_what_the_operating_system_says(number: int, words: str) -> None:
+def test_an_error_of_the_operating_system_is_one_line_of_advice(number: int, words: str) -> None:
     with pytest.raises(WgradError, match=f"cannot write a/b: .*{words}") as caught, writing("a/b"):
         raise OSError(number, os.strerror(number))
     assert "\n" not in str(caught.value) and "--out" in str(caught.value)

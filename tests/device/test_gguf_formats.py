@@ -81,7 +81,7 @@ def test_what_is_quantized_is_what_gguf_makes(name: str, scale: float, rng: np.r
 
 
 @pytest.mark.parametrize(("name", "limit"), NEAR.items())
-def test_what_is_quantized_is_near(name: str, limit: float, rng: np.random.Generator) -> None:
+def test_quantized_weights_have_the_error_of_their_bits(name: str, limit: float, rng: np.random.Generator) -> None:
     w = rng.standard_normal((8, 512)).astype(np.float32)
     w[3, :256] = 0
     found = gguf_formats()[name].quantize(0.02 * w).rows(0, 8, F32) / np.float32(0.02)

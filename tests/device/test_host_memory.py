@@ -150,7 +150,7 @@ def test_shapes_are_checked(device: Any) -> None:
         device.transfer(device.empty_host((4,)), device.empty((5,)))
 
 
-def test_a_card_without_such_buffers_says_so(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_such_buffers_says_so(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     device = wgpu_sibling()
     monkeypatch.setattr(device, "host_buffers", False)
     with pytest.raises(DeviceError, match="has no mappable-primary-buffers: it cannot reach main memory by itself"):

@@ -86,7 +86,7 @@ def test_float64_is_quantized_in_float64(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_what_launchers_ask_for(double: bool, rng: np.random.Generator) -> None:
+def test_launchers_get_arrays_constants_and_parameters(double: bool, rng: np.random.Generator) -> None:
     q = NF4Array.quantize(weight(rng, (64, 128)), 128, double)
     assert list(q.arrays()) == ["packed", "absmax", "nested_absmax", "nested_code", "nested_offset"]
     there = [a for a in q.arrays().values() if a is not None]

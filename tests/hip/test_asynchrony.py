@@ -77,7 +77,7 @@ def test_a_readback_is_there_when_it_says_so(device: Any) -> None:
     np.testing.assert_array_equal(space[1:-1], 4 * numbers(1))
 
 
-def test_readbacks_that_nobody_asks_for(device: Any) -> None:
+def test_abandoned_readbacks_free_their_pinned_memory(device: Any) -> None:
     """Their pinned memory goes, and nothing is copied into it afterwards."""
     x = device.upload(numbers(1))
     for _ in range(3):
@@ -164,7 +164,7 @@ def test_a_profile_waits_for_its_events(device: Any) -> None:
     device.profile(False)
 
 
-def test_what_a_capture_does_not_allow(device: Any) -> None:
+def test_a_capture_refuses_waits_and_allocations(device: Any) -> None:
     """As HIP documents it: no wait for the stream; in the global mode no memory either; the graph is then invalid."""
     hip, stream = device._hip, device._stream
     for mode, call in ((2, lambda: hip.hipStreamSynchronize(stream)), (0, lambda: hip.hipMalloc(16))):

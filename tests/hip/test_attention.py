@@ -69,7 +69,9 @@ SIZES = [
 
 @pytest.mark.parametrize("order", ["fwd", "rev"])
 @pytest.mark.parametrize("wanted", SIZES, ids=lambda c: c.name)
-def test_sizes_that_divide_nothing(hip_device: Any, wanted: Case, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_that_divide_nothing_are_within_the_limits(
+    hip_device: Any, wanted: Case, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WGRAD_EMULATED_ORDER", order)
     check(hip_device, wanted)
 

@@ -73,7 +73,9 @@ def check(device: Any, wanted: Case) -> None:
 
 @pytest.mark.parametrize("order", ["fwd", "rev"])
 @pytest.mark.parametrize("wanted", SIZES, ids=lambda c: c.name)
-def test_sizes_that_divide_nothing(hip_device: Any, wanted: Case, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_that_divide_nothing_are_within_the_limits(
+    hip_device: Any, wanted: Case, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WGRAD_EMULATED_ORDER", order)
     check(hip_device, wanted)
 
@@ -89,7 +91,7 @@ def test_cdna2_is_within_the_limits(emulator: Any) -> None:
 
 @pytest.mark.parametrize("scale", [-0.125, 0.0])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_scale_that_is_not_positive(hip_device: Any, dtype: str, scale: float) -> None:
+def test_a_scale_that_is_not_positive_takes_the_plain_kernels(hip_device: Any, dtype: str, scale: float) -> None:
     """The matrix kernels take the highest score before they scale it: the plain kernels serve this."""
     check(hip_device, case((1, 41, 2, 1, 64), dtype, window=19, scale=scale))
 

@@ -99,7 +99,7 @@ def test_a_row_far_larger_than_the_rest_keeps_the_limits(emulator: Any, architec
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_score_gradients_as_large_as_their_bound_allows(emulator: Any, architecture: str) -> None:
+def test_score_gradients_at_their_bound_stay_in_range(emulator: Any, architecture: str) -> None:
     """Two kinds of keys with opposite values, all along do: p (1 - p) is what keeps dS below |do| |v|."""
     x = random()
     x["q"], x["k"] = x["q"] / 8, x["k"] / 8

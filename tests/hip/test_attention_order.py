@@ -61,7 +61,7 @@ def test_work_groups_are_placed_as_the_model_says(
         monkeypatch.delenv("WGRAD_EMULATED_GROUPS")
 
 
-def test_dies_of_cards(card: Any) -> None:
+def test_the_dies_of_a_gpu_follow_from_its_compute_units(card: Any) -> None:
     counts = {}
     for units in (304, 228, 38, 4):
         card.compute_units = units
@@ -76,7 +76,7 @@ def test_the_model_places_every_block_once() -> None:
             assert sorted(order) == [(pair, block) for pair in range(pairs) for block in range(blocks)]
 
 
-def test_a_card_is_kept_busy() -> None:
+def test_the_order_keeps_compute_units_busy() -> None:
     """By hand: two compute units on one die, work-groups of 2, 8, 14 tiles and the ends of each."""
     shape = grid.Shape(1, 900, 1, 1)
     groups = [grid.Group(0, 0), grid.Group(0, 1), grid.Group(0, 2)]

@@ -62,7 +62,7 @@ def built(emulator: Any) -> None:
 
 
 @pytest.mark.usefixtures("built")
-def test_auto_takes_a_card_that_passes_and_remembers(card: dict[str, str], tmp_path: Path) -> None:
+def test_auto_takes_a_gpu_that_passes_and_remembers(card: dict[str, str], tmp_path: Path) -> None:
     """That the whole check passes, on both wave sizes: tests/hip/test_self_check.py. Here a few of its cases do."""
     few = "from wgrad.autograd.selftest import probe as p; p.CASES, p.kernel_cases = p.CASES[:9], list; from wgrad"
     before = f"from wgrad.autograd.selftest import probe; probe._CODE = probe._CODE.replace('from wgrad', {few!r})"
@@ -79,7 +79,7 @@ def test_auto_takes_a_card_that_passes_and_remembers(card: dict[str, str], tmp_p
 
 
 @pytest.mark.usefixtures("built")
-def test_auto_leaves_a_card_that_fails(card: dict[str, str], tmp_path: Path) -> None:
+def test_auto_leaves_a_gpu_that_fails(card: dict[str, str], tmp_path: Path) -> None:
     """Here: a GPU without memory. It goes on to the next device and says why, and keeps no verdict."""
     line = select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"})
     assert not line.startswith("hip") and "the self-check of Emulated" in line and "OutOfMemory" in line
@@ -109,19 +109,19 @@ def test_without_a_driver_one_line_says_so(emulator: Any, tmp_path: Path) -> Non
     assert "no HIP driver" in select("auto", "dispatch._AMD_DRIVER = '/'", **environment)
 
 
-def test_without_a_card_one_line_says_so(card: dict[str, str]) -> None:
+def test_without_a_gpu_one_line_says_so(card: dict[str, str]) -> None:
     line = select("hip", **{**card, "WGRAD_EMULATED_DEVICES": "0"})
     assert line.startswith("refused: device hip: the HIP driver finds no GPU")
 
 
-def test_an_unsupported_card_is_left_with_the_reason(card: dict[str, str]) -> None:
+def test_an_unsupported_gpu_is_left_with_the_reason(card: dict[str, str]) -> None:
     environment = {**card, "WGRAD_EMULATED_ARCH": "gfx803"}
     assert "gfx803, which is not supported" in select("hip", **environment)
     line = select("auto", **environment)
     assert not line.startswith("hip") and "gfx803, which is not supported" in line
 
 
-def test_auto_of_this_process_leaves_the_emulated_card(emulator: Any) -> None:
+def test_auto_of_this_process_leaves_the_emulated_gpu(emulator: Any) -> None:
     """Other tests ask for `auto` in the process that has the emulator."""
     emulator.device("gfx942")
     device: Any = dispatch.select_device("auto")

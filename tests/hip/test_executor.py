@@ -324,7 +324,7 @@ def test_waits_of_gfx12() -> None:
     assert simulate("gfx1201", 32, [waiting, waiting[2:] * 50], 600)[0] > 600 + 50
 
 
-def test_waves_that_fit() -> None:
+def test_registers_and_lds_limit_the_waves() -> None:
     assert waves_by_registers("gfx942", 256) == 2 and waves_by_registers("gfx942", 257) == 1
     assert waves_by_registers("gfx1100", 96) == 16 and waves_by_registers("gfx1100", 193) == 7
     # A work-group of 8 waves with all 64 KiB of a compute unit; two of 4 waves with half; four of 8 of RDNA's 128.
@@ -332,7 +332,7 @@ def test_waves_that_fit() -> None:
     assert waves_that_fit("gfx942", 256, 0, 4) == 2 and waves_that_fit("gfx1100", 163, 32768, 8) == 8
 
 
-def test_a_file_that_is_no_code_object() -> None:
+def test_a_file_that_is_no_code_object_is_refused() -> None:
     with pytest.raises(DeviceError, match="here is damaged"):
         CodeObject(b"no", "gfx942", "here")
 

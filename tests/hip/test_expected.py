@@ -52,7 +52,7 @@ def test_an_operator_is_predicted_by_the_kernels_that_it_launches(hip_device: An
     assert found.share < 1 and found.seconds == pytest.approx(seconds)
 
 
-def test_sensors_of_the_gpu_that_works_hardest(tmp_path: Path) -> None:
+def test_sensors_are_those_of_the_busiest_gpu(tmp_path: Path) -> None:
     for card, watt, clock in (("card0", 9, 500), ("card1", 303, 2304)):
         device = tmp_path / "sys/class/drm" / card / "device"
         (device / "hwmon/hwmon4").mkdir(parents=True)

@@ -90,7 +90,7 @@ def test_weights_in_pieces_are_as_exact_as_float32(
 @pytest.mark.parametrize(
     "dtype, offset, kernel", [(F16, 1, "gemm_f16_nt_unaligned"), (F32, 1, "gemm_any_nt"), (F16, 8, None)]
 )
-def test_views_that_start_anywhere(hip_device: Any, dtype: Any, offset: int, kernel: str | None) -> None:
+def test_views_that_start_anywhere_are_read(hip_device: Any, dtype: Any, offset: int, kernel: str | None) -> None:
     """A view off by an element takes a kernel that reads it so; out, bias and residual too."""
     m, n, k = 40, 72, 64
     a, b = normal(1, (m, k), dtype), normal(2, (n, k), dtype)
@@ -112,7 +112,7 @@ def test_views_that_start_anywhere(hip_device: Any, dtype: Any, offset: int, ker
     assert chosen == kernel if kernel else "unaligned" not in chosen
 
 
-def test_nf4_of_a_view_that_starts_anywhere(hip_device: Any) -> None:
+def test_nf4_of_a_misaligned_view_is_decoded_first(hip_device: Any) -> None:
     """x off by an element: the weight is decoded first. Its codes off by a byte: an error."""
     weight = hip_device.quantize(hip_device.upload(normal(1, (72, 64))), double=True)
     x = normal(2, (40, 64), F16)

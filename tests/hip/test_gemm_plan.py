@@ -79,7 +79,7 @@ def test_mixed_widths_are_split_on_tensor_cores_of_16_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", [MI300X, RX7900], ids=["wave64", "wave32"])
-def test_long_sums_are_split_until_the_card_is_full(gpu: Gpu) -> None:
+def test_long_sums_are_split_until_the_gpu_is_full(gpu: Gpu) -> None:
     """dA of 2,048 tokens: 16 tiles alone would leave most of the GPU idle. Splits are of whole tiles and cover K."""
     plan = dense(gpu, (F32, F32), "tn", (RANK, HIDDEN, TOKENS), 1, True)
     assert plan.swapped and plan.tile.n == 128
@@ -120,7 +120,7 @@ def test_k_is_split_over_the_work_groups_left() -> None:
         assert (many.splits, many.per_split) == (1, 0)
 
 
-def test_rows_that_vectors_of_eight_do_not_divide() -> None:
+def test_rows_that_eight_does_not_divide_take_the_unaligned_kernel() -> None:
     for gpu in (MI300X, RX7900):
         assert dense(gpu, (F16, F16), "nt", (41, 136, 68), 1, True).name == "gemm_f16_nt_unaligned"
 

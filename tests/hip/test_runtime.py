@@ -27,7 +27,7 @@ from wgrad.hip.runtime.system import describe_system
 from wgrad.train.commands import report_parts
 
 
-def test_the_card_is_named(hip_device: Any) -> None:
+def test_the_gpu_is_named(hip_device: Any) -> None:
     assert hip_device.architecture in hip_device.description
     assert hip_device.wave == (64 if hip_device.architecture == "gfx942" else 32)
 
@@ -136,7 +136,7 @@ def test_an_array_of_another_device_is_refused(emulator: Any) -> None:
         one.download(np.zeros(3))
 
 
-def test_code_object_that_the_driver_refuses(emulator: Any) -> None:
+def test_a_code_object_that_the_driver_refuses_is_named(emulator: Any) -> None:
     device = emulator.new("gfx942")
     emulator.build("storage", "gfx1100")
     device.modules.architecture = "gfx1100"

@@ -89,7 +89,7 @@ def spoken(source: str, turns=TURNS, learn=None) -> list[str]:
     ],
 )
 @pytest.mark.parametrize("rule", ["prefixes", "loop"])
-def test_turns_in_unusual_places(rule: str, source: str, turns, said: list[str]) -> None:
+def test_answers_in_unusual_places_are_found(rule: str, source: str, turns, said: list[str]) -> None:
     if rule == "loop":  # no text up to a turn is a prefix of the whole
         source = "{{ messages|length }}" + source
     found = spoken(source, turns)
@@ -191,7 +191,7 @@ def test_a_prompt_that_is_always_written_may_open_a_thought() -> None:
     ("prompt", "header"),
     [("END<A>\n", "<A>\n"), ("END<A>\n<think>\n", "<A>\n"), (" END A:", "A:"), ("END<A>", "")],
 )
-def test_a_prompt_within_the_loop_that_ends_the_question_in_another_way(prompt: str, header: str) -> None:
+def test_a_prompt_within_the_loop_may_end_the_question_in_another_way(prompt: str, header: str) -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'user' %}{{ '<U>' + m.content }}"
         f"{{% if loop.last and add_generation_prompt %}}{prompt}{{% else %}}<STOP>{{% endif %}}"

@@ -120,7 +120,7 @@ def test_a_known_role_where_the_template_writes_none() -> None:
         strict(FOLDS).render([ASK, turn("system", "S"), ASK])
 
 
-def test_calls_of_tools() -> None:
+def test_tool_calls_are_rendered_or_refused() -> None:
     calls = [ASK, turn("assistant", None, tool_calls=CALL), turn("tool", "3"), ANSWER]
     assert strict(QWEN).render(calls) == "<user>Who?</><assistant>(add)</><user>(3)</><assistant>He.</>"
     without = QWEN.replace("'(' + c.function.name + ')'", "''")

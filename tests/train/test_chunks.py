@@ -77,7 +77,7 @@ def test_a_chunk_finds_its_pages_and_places() -> None:
     np.testing.assert_array_equal(places, [127, 2, 63])
 
 
-def test_the_last_position_of_a_scale() -> None:
+def test_a_scale_begins_behind_its_last_position() -> None:
     assert growth_by_position(28, 0.7, 29) is None
     found = growth_by_position(60, 0.7, 29)
     assert found is not None

@@ -226,7 +226,7 @@ def test_what_is_not_built_is_refused_by_its_key(architecture: str, make_config:
         assert len(str(caught.value)) < 300
 
 
-def test_another_name_of_an_architecture(make_config: Config) -> None:
+def test_kimi_k2_is_deepseek_v3(make_config: Config) -> None:
     """Kimi K2's files call DeepseekV3ForCausalLM so."""
     raw = make_config("DeepseekV3ForCausalLM")
     assert parse_model_config(raw | {"model_type": "kimi_k2"}) == parse_model_config(raw)

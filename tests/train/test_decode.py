@@ -102,7 +102,7 @@ def test_what_is_not_json_is_told(data: bytes, message: str) -> None:
         decode_json(data, Outer, "--model: a.json")
 
 
-def test_what_is_right_is_read() -> None:
+def test_valid_json_is_read() -> None:
     data = b'\xef\xbb\xbf{"size": 3, "eps": 1, "x": "\\ud83d\\ude00", "inner": {"factor": 2}, "unknown": [[1]]}'
     assert decode_json(data, Outer, "") == Outer(3, 1.0, inner=Inner(2.0))
     assert parse_json(b'"\\ud83d\\ude00"', "") == "\U0001f600"

@@ -56,7 +56,7 @@ def run(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> tuple[Path, Pa
     return model, out, json.loads((out / "results.json").read_text())
 
 
-def test_of_data_with_splits_the_one_that_was_held_out(make_checkpoint: Any, tmp_path: Path, capsys: Any) -> None:
+def test_eval_reads_the_split_that_was_held_out(make_checkpoint: Any, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     for name, text in (("train", "some words"), ("test", "other words"), ("valid", "a bird")):

@@ -256,7 +256,7 @@ def test_an_option_of_another_objective_is_refused(words: str, message: str) -> 
         needed(*words.split())
 
 
-def test_what_is_required() -> None:
+def test_data_is_required() -> None:
     with pytest.raises(WgradError, match="--data is required"):
         parse("--model", "m", "--out", "o")
 

@@ -106,7 +106,7 @@ def test_files_may_have_keys_of_layers_that_use_anothers(layer: int, tmp_path: P
         ModelFiles(folder).check(load_model_config(folder))
 
 
-def test_what_is_trained(folder: Path) -> None:
+def test_every_projection_is_trained_and_full_leaves_the_scales(folder: Path) -> None:
     """By default an adapter of every projection, each by a name of its own, but of MLPs where there are experts; by
     --full all but the layers' scales."""
     config = load_model_config(folder)

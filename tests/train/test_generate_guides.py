@@ -79,7 +79,7 @@ def test_a_schema_that_cannot_be(text: str | None, message: str, tmp_path: Path,
     assert message.replace("PATH", str(path)) in capsys.readouterr().err
 
 
-def test_what_else_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_guides_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert generate("--regex", "[0-9") == 2
     assert "--regex: llguidance refuses it: invalid regex" in capsys.readouterr().err
     assert generate("--regex", "a", "--json-schema", tmp_path / "x") == 2

@@ -159,7 +159,7 @@ def test_a_model_that_computes_no_numbers_gives_no_text(
         next(generate_ids(model_for(folder, device, compute=compute), PROMPT, 8, GREEDY))
 
 
-def test_logits_that_turn_infinite_on_the_way(
+def test_logits_that_turn_infinite_end_the_text_at_their_token(
     make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found at the token itself: the host is one behind where it reads every token."""

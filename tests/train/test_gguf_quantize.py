@@ -93,7 +93,7 @@ OF_32_LAYERS = {
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_which_tensors_have_which_type(mix: str, tmp_path: Path) -> None:
+def test_mixes_give_each_tensor_its_type(mix: str, tmp_path: Path) -> None:
     values, more_values, down, more_down, embedding, output = OF_32_LAYERS[mix]
     found = types_of(mix, tmp_path / "model", num_hidden_layers=32, num_attention_heads=4, num_key_value_heads=2)
     usual, every = MIXES[mix], list(range(32))

@@ -126,7 +126,7 @@ def test_a_callback_chooses_the_learning_rate(model: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), "fast", True, float("inf"), 10**400, [1.0]])
-def test_a_rate_that_is_none(value: Any, model: str, tmp_path: Path) -> None:
+def test_a_callbacks_rate_must_be_a_number(value: Any, model: str, tmp_path: Path) -> None:
     class Wrong(wgrad.Callback):
         def on_learning_rate(self, report: wgrad.RateReport) -> float | None:
             return value

@@ -158,7 +158,9 @@ def test_errors_of_the_hub_are_explained(kind: str, message: str, cache: Path, m
     ]
     + [(p, False) for p in ("name", "./org", "../org", "/org/name", "a/b/c", "org/a.gz", "a b/c", "-", "org/name:")],
 )
-def test_what_is_an_id(path: str, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_has_one_slash_and_no_file(
+    path: str, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_data_set(path, "--data") is wanted
     if wanted and ":" not in path:
@@ -191,7 +193,7 @@ NAMES = ["de/x/a.parquet", "en/held.jsonl", "en/more.jsonl", "en/part-1.jsonl", 
         (["train", "more"], "train"),
     ],
 )
-def test_which_split_is_held_out(splits: list[str], chosen: str) -> None:
+def test_the_held_out_split_is_validation_or_test(splits: list[str], chosen: str) -> None:
     assert usual_split(splits, held_out=True) == chosen and usual_split(splits, held_out=False) == "train"
 
 
@@ -214,7 +216,7 @@ def test_which_split_is_held_out(splits: list[str], chosen: str) -> None:
         (["load.py", "dataset_infos.json"], "", ("", "train"), r"no Parquet.*\(its script load.py is not run\)"),
     ],
 )
-def test_which_files_are_of_a_split(names: list[str], readme: str, asked: tuple[str, str], wanted: Any) -> None:
+def test_files_of_a_split_are_found(names: list[str], readme: str, asked: tuple[str, str], wanted: Any) -> None:
     if isinstance(wanted, str):
         with pytest.raises(WgradError, match=wanted):
             files_of_split(names, readme, *asked, "--data: ID")

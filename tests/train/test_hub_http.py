@@ -193,7 +193,7 @@ def test_a_hub_that_stops_answering(silent: str, serve: Any, make_checkpoint: An
         ([".gitattributes", "a/b.parquet"], ("", "train"), "the hub's own conversion to Parquet is empty"),
     ],
 )
-def test_which_files_of_a_conversion_are_of_a_split(names: list[str], asked: tuple[str, str], wanted: Any) -> None:
+def test_files_of_a_converted_split_are_found(names: list[str], asked: tuple[str, str], wanted: Any) -> None:
     if isinstance(wanted, str):
         with pytest.raises(WgradError, match=wanted):
             files_of_conversion(names, *asked, "--data: ID")

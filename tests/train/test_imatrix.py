@@ -138,6 +138,6 @@ def test_a_model_is_quantized_by_its_data(model: Path, tmp_path: Path, capsys: A
     assert "has no config.yaml that names its data" in capsys.readouterr().err
 
 
-def test_types_that_change_with_a_matrix(tmp_path: Path) -> None:
+def test_a_matrix_changes_the_types_of_iq4_xs(tmp_path: Path) -> None:
     found = types_of("iq4_xs", tmp_path, num_hidden_layers=8, imatrix=Imatrix({}, ""))
     assert found["blk.0.ffn_down.weight"] == "IQ4_XS" and found["blk.0.attn_v.weight"] != "Q5_K"

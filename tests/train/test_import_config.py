@@ -187,7 +187,7 @@ def test_defaults_of_trl_that_depend_on_model_and_data(more: dict[str, Any], our
     assert {k: v for k, v in found.options.items() if k in ("target_modules", "loss_on")} == ours
 
 
-def test_options_that_do_not_go_together(tmp_path: Path, capsys: Any) -> None:
+def test_options_that_do_not_go_together_are_left_out(tmp_path: Path, capsys: Any) -> None:
     """They are left out, and the rest is written."""
     text = AXOLOTL.replace("lora_modules_to_save", "rl: dpo\nrl_beta: 0.3\nlora_modules_to_save")
     found, left = imported(tmp_path, text, capsys)

@@ -81,7 +81,7 @@ def test_the_option_reaches_the_device(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_said(
+def test_int8_matmul_says_where_it_has_no_effect(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     device: Any = wgpu_sibling()

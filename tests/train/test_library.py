@@ -164,7 +164,7 @@ def test_callbacks_are_told_and_end_a_run(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer, steps", [(np.True_, 1), (np.False_, 4), (1, 4), (None, 4)])
-def test_what_a_callback_may_answer(model: str, tmp_path: Path, answer: Any, steps: int) -> None:
+def test_a_callback_ends_the_run_only_by_true(model: str, tmp_path: Path, answer: Any, steps: int) -> None:
     done = wgrad.finetune(model=model, data=RECORDS, out=tmp_path / "out", callbacks=[lambda report: answer], **OPTIONS)
     assert (done.steps, done.stopped_by_callback) == (steps, steps == 1)
 
@@ -208,7 +208,7 @@ def test_rows_of_a_table_have_nulls(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.oracle
-def test_a_data_set_of_the_package_datasets(model: str, tmp_path: Path) -> None:
+def test_a_data_set_of_the_package_datasets_is_read(model: str, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list(list(Table()))
     losses = [
@@ -329,7 +329,7 @@ def test_a_loaded_model_writes_and_scores(model: str, tmp_path: Path, capfd: pyt
         loaded.generate("the")
 
 
-def test_what_is_loaded_goes_again(model: str, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_model_frees_its_memory(model: str, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing gives the device's memory back; what little a recording used as scratch stays for the next."""
     monkeypatch.setattr("wgrad.train.inference.open_model.select_device", lambda spec, needs=None: wgpu_device)
     gc.collect()  # what other tests left on their device goes now or stays

@@ -112,7 +112,7 @@ def test_projections_of_a_variant_are_not_stacked() -> None:
     assert _apart(LoraConfig(1, 1.0, variant="toy")) and not _apart(LoraConfig(1, 1.0))
 
 
-def test_what_is_refused(options: dict[str, Any], capsys: Any) -> None:
+def test_unusable_variants_are_refused(options: dict[str, Any], capsys: Any) -> None:
     with pytest.raises(WgradError, match="--lora-variant: the LoRA variant 'toy' is not registered"):
         wgrad.finetune(**options)
     with pytest.raises(WgradError, match="--use-dora: is not there for --lora-variant toy"):

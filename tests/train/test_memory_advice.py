@@ -70,7 +70,7 @@ def test_what_is_trained_does_not_fit(
     assert not (tmp_path / "out").exists()
 
 
-def test_steps_that_do_not_fit(
+def test_a_step_out_of_memory_says_what_to_do(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -138,7 +138,7 @@ def test_advice_names_what_can_be_made_smaller(batch_size: int, checkpointing: b
     assert for_steps(RunOptions(batch_size=batch_size), checkpointing) == advice
 
 
-def test_an_adapter_of_ones_own() -> None:
+def test_a_large_adapter_gets_advice_of_its_own() -> None:
     assert for_parameters(RunOptions(adapter="a")) == "use a smaller --adapter, or a smaller model"
 
 

@@ -125,7 +125,7 @@ def test_a_new_run_begins_with_an_empty_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "zeros"])
-def test_what_is_no_metrics_file(tmp_path: Path, kind: str) -> None:
+def test_other_files_are_no_metrics(tmp_path: Path, kind: str) -> None:
     """Neither waited for nor read whole."""
     path = tmp_path / METRICS_FILE
     if kind == "zeros":

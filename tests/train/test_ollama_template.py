@@ -93,7 +93,7 @@ def test_conversations_differ() -> None:
     assert not any(m["role"] == "system" for messages in conversations() for m in messages)
 
 
-def test_what_has_no_system_message(of: Any) -> None:
+def test_a_template_without_a_system_message_leaves_it_out(of: Any) -> None:
     found = ollama_template(of(NO_SYSTEM))
     assert found.notes == ["the chat template takes no system message, so TEMPLATE leaves it out"]
     assert ".System" not in found.text

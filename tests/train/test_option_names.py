@@ -117,7 +117,7 @@ def test_a_no_form_is_suggested_where_there_is_one() -> None:
 
 
 @pytest.mark.oracle
-def test_the_names_of_the_libraries_that_people_come_from() -> None:
+def test_every_name_of_the_libraries_is_known() -> None:
     """Their own dataclasses: what we have under another name is hinted at."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     theirs = {f.name for c in (transformers.TrainingArguments, peft.LoraConfig) for f in dataclasses.fields(c)}
@@ -163,7 +163,7 @@ def test_options_take_a_former_name_but_not_both() -> None:
         RunOptions(seq_len=128, max_length=64)  # type: ignore[call-arg]
 
 
-def test_the_opposite_of_a_former_switch() -> None:
+def test_a_former_switch_may_be_negated() -> None:
     args = vars(cli.build_parser().parse_args(["finetune", "--no-gradient-checkpointing", "--no-offload-activations"]))
     assert (args["gradient_checkpointing"], args["offload_activations"]) == (False, False)
     assert with_current_options(["finetune", "--no-gradient-checkpointing", "--learning-rate=1"])[0] == [

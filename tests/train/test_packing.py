@@ -59,7 +59,7 @@ def test_best_fit_takes_the_fullest_row_with_room() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 11])
-def test_a_length_that_no_row_holds(length: int) -> None:
+def test_a_length_that_no_row_holds_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match=rf"lengths\[1\].*got {length}"):
         pack_documents([3, length], 10)
 

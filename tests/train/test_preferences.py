@@ -135,7 +135,7 @@ def test_labeled_answers_are_read_from_every_kind_of_file(
         ("sft", {"prompt": "a", "completion": "b", "label": "1"}, "--objective sft would learn all alike: give"),
     ],
 )
-def test_records_that_do_not_fit(
+def test_records_that_are_no_pairs_are_refused(
     objective: str, record: dict, words: str, tokenizer: Tokenizer, write_lines: Any
 ) -> None:
     with pytest.raises(WgradError, match=rf"data.jsonl:1: .*{words}") as caught:

@@ -245,7 +245,7 @@ def test_what_is_not_finite_is_not_saved(steps: str, save_every: str, run: Runne
     assert len(read_steps(out / "metrics.jsonl")) <= MANY_SKIPPED + 1  # it does not go on for days
 
 
-def test_a_full_model_that_is_not_finite(run: Runner, tmp_path: Path) -> None:
+def test_a_full_model_that_is_not_finite_ends_the_run(run: Runner, tmp_path: Path) -> None:
     assert run(tmp_path / "out", "--full", "--learning-rate", "1e300", "--max-steps", "3", rank=False) == 1
     nothing_like_a_result(tmp_path / "out")
 

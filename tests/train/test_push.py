@@ -93,7 +93,7 @@ def test_an_adapter_is_uploaded_to_a_private_repository(run: Path, hub: UploadHu
     assert pushed["base_model_name_or_path"] == "org/base" and list(pushed["alpha_pattern"]) == ["v_proj", "q_proj"]
 
 
-def test_the_card_of_a_run(run: Path) -> None:
+def test_the_model_card_describes_the_run(run: Path) -> None:
     text = (run / "README.md").read_text()
     results = json.loads((run / "results.json").read_text())
     before, after = results["held_out_loss_before"], results["held_out_loss_after"]
@@ -114,7 +114,7 @@ def test_a_card_of_ones_own_is_kept(run: Path, hub: UploadHub) -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "gguf"])
-def test_what_was_merged(kind: str, run: Path, hub: UploadHub, tmp_path: Path) -> None:
+def test_a_merged_model_is_uploaded_whole(kind: str, run: Path, hub: UploadHub, tmp_path: Path) -> None:
     words = ["--adapter", str(run), "--device", "cpu"]
     if kind == "gguf":
         pytest.importorskip("gguf")
@@ -155,7 +155,7 @@ def test_it_is_private_unless_asked(run: Path, hub: UploadHub, capsys: Any) -> N
     assert push(run, "--public") == 0 and hub.repos[REPO][0] is False
 
 
-def test_what_goes_wrong(run: Path, hub: UploadHub, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_mistakes_are_explained(run: Path, hub: UploadHub, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     def refused(message: str, *words: str) -> None:
         assert main(["push", *words]) == 2
         assert message in capsys.readouterr().err

@@ -48,7 +48,7 @@ def model(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "model", raw, random_weights(raw))
 
 
-def test_parts_of_the_model_that_the_file_has_otherwise(tmp_path: Path) -> None:
+def test_projections_that_the_file_splits_are_rounded(tmp_path: Path) -> None:
     """Gate and up in one projection, of which the file has two."""
     raw = tiny_config("GraniteMoeHybridForCausalLM", shared_intermediate_size=96, **ROPE, **SIZES)
     folder = write_checkpoint(tmp_path / "model", raw, random_weights(raw))
@@ -191,7 +191,7 @@ def test_options_that_qat_does_not_round_are_refused(name: str) -> None:
         RunOptions(qat="q4_k", **{name: REFUSED[name]})
 
 
-def test_models_that_it_does_not_round(tmp_path: Path) -> None:
+def test_models_with_experts_are_refused(tmp_path: Path) -> None:
     raw = tiny_config("Qwen3MoeForCausalLM")
     folder = write_checkpoint(tmp_path / "experts", raw, random_weights(raw))
     with pytest.raises(WgradError, match="^--qat: Qwen3MoeForCausalLM has experts"):

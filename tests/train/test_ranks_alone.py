@@ -64,7 +64,7 @@ CARDS = [
         ("auto", CARDS[5:], ["auto", "auto"]),
     ],
 )
-def test_each_rank_takes_the_next_card_of_its_host(spec: str, devices: list[dict[str, Any]], taken: list[str]) -> None:
+def test_each_rank_takes_the_next_gpu_of_its_host(spec: str, devices: list[dict[str, Any]], taken: list[str]) -> None:
     assert [device_of_rank(spec, rank, 2, lambda: devices) for rank in range(2)] == taken
 
 
@@ -79,7 +79,7 @@ TOO_MANY = [("auto", 3), ("hip", 3), ("hip:2", 2), ("wgpu:0", 2), ("wgpu:H200", 
 
 
 @pytest.mark.parametrize("spec, ranks", TOO_MANY)
-def test_more_ranks_than_cards_are_refused(spec: str, ranks: int) -> None:
+def test_more_ranks_than_gpus_are_refused(spec: str, ranks: int) -> None:
     with pytest.raises(WgradError, match=rf"^--device.*{ranks} ranks.*start fewer ranks"):
         device_of_rank(spec, ranks - 1, ranks, lambda: CARDS)
 

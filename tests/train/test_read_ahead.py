@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_refused_wherever_it_stands(make_checkpoint: Any, 
     assert reading_threads() == []
 
 
-def test_a_file_that_is_cut_off_meanwhile(make_checkpoint: Any, device: Device) -> None:
+def test_a_file_that_is_cut_off_meanwhile_is_an_error(make_checkpoint: Any, device: Device) -> None:
     folder = make_checkpoint()
     loader = Loader(folder, load_model_config(folder))
     path = next(iter(loader.files.entries.values())).path

@@ -118,7 +118,7 @@ def test_a_key_that_would_change_what_is_learned(record: dict, words: str, token
         ({"messages": [ASK, YES], "mask": "User", "loss": 2.31}, SAID),
     ],
 )
-def test_keys_that_have_a_place(record: dict, wanted: str, tokenizer: Tokenizer) -> None:
+def test_known_keys_are_put_in_their_place(record: dict, wanted: str, tokenizer: Tokenizer) -> None:
     assert marked(record, tokenizer) == [wanted]
 
 
@@ -141,7 +141,7 @@ ADDED = '<user:Is it?><assistant:«[add {"a": 1, "b": [2]}]>»<tool:3><assistant
     ],
 )
 @pytest.mark.parametrize("kind", ["ShareGPT", "messages"])
-def test_function_calls(turns: list, kind: str, tokenizer: Tokenizer) -> None:
+def test_function_calls_are_rendered_as_tool_calls(turns: list, kind: str, tokenizer: Tokenizer) -> None:
     record: dict[str, Any] = {"conversations": [{"from": role, "value": text} for role, text in turns], "tools": "[]"}
     if kind == "messages":  # OpenAI's older files have the call as an object
         text = json.dumps(CALL["arguments"])
@@ -159,7 +159,7 @@ def test_function_calls(turns: list, kind: str, tokenizer: Tokenizer) -> None:
         ('{"name": "add", "arguments": [1]}', "'arguments' of the function call of turn 2 must be an object"),
     ],
 )
-def test_function_calls_that_are_wrong(value: str, words: str, tokenizer: Tokenizer) -> None:
+def test_wrong_function_calls_are_refused(value: str, words: str, tokenizer: Tokenizer) -> None:
     turns = [{"from": "human", "value": "a"}, {"from": "function_call", "value": value}]
     with pytest.raises(WgradError, match=words):
         samples({"conversations": turns}, tokenizer)
@@ -192,7 +192,7 @@ WITH_SYSTEM = ["<system:Be terse.>" + text for text in CHAT]
         ({"question": "Q: Is it?", "chosen": "Q: Is it? So.", "rejected": "Q: Is it? No."}, None),
     ],
 )
-def test_pairs_whose_question_has_another_name(record: dict, wanted: list | None, tokenizer: Tokenizer) -> None:
+def test_pairs_are_read_by_other_names_of_the_question(record: dict, wanted: list | None, tokenizer: Tokenizer) -> None:
     found = marked(record, tokenizer, "dpo")
     assert found == (wanted or ["Q: Is it?« So.»", "Q: Is it?« No.»"])
 
@@ -219,7 +219,7 @@ def test_labels_by_other_names(record: dict, tokenizer: Tokenizer) -> None:
         ({"prompt": [ASK], "chosen": [YES], "rejected": [NO | {"weight": 0}]}, "turn 2 says that it is not trained on"),
     ],
 )
-def test_pairs_with_a_key_that_would_change_them(record: dict, words: str, tokenizer: Tokenizer) -> None:
+def test_pairs_with_a_key_that_would_change_them_are_refused(record: dict, words: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(WgradError, match=words):
         samples(record, tokenizer, "dpo")
 
@@ -239,9 +239,7 @@ def test_keys_that_are_not_read_are_counted(tokenizer: Tokenizer, write_lines: A
 
 
 @pytest.mark.parametrize("objective", ["sft", "dpo"])
-def test_keys_of_turns_that_neither_we_nor_the_template_read(
-    objective: Any, tokenizer: Tokenizer, make_tokenizer: Any
-) -> None:
+def test_unread_keys_of_turns_are_reported(objective: Any, tokenizer: Tokenizer, make_tokenizer: Any) -> None:
     """The template may name further ones, such as Granite's `documents` or a `channel`."""
     yes: dict[str, Any] = YES | {"ignore": True, "channel": "final", "refusal": None, "tool_calls": [], "reasoning": ""}
     record = {"messages": [ASK, yes]} if objective == "sft" else {"prompt": [ASK], "chosen": [yes], "rejected": [NO]}
@@ -254,7 +252,7 @@ def test_keys_of_turns_that_neither_we_nor_the_template_read(
 
 
 @pytest.mark.parametrize("objective", ["sft", "dpo"])
-def test_variables_of_the_template_that_it_does_not_name(
+def test_variables_that_the_template_lacks_are_reported(
     objective: Any, tokenizer: Tokenizer, make_tokenizer: Any
 ) -> None:
     """They are reported, because the model learns to answer without them."""

@@ -222,7 +222,7 @@ def test_one_that_cannot_begin_is_an_error_before_the_first_step(
 
 
 @pytest.mark.parametrize("name", REPORTERS)
-def test_a_library_that_is_not_there(
+def test_a_missing_tracker_ends_the_run_before_it_starts(
     name: str, finetune: Finetune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     find = importlib.util.find_spec

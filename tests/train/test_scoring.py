@@ -62,7 +62,7 @@ def test_tokens_and_logits_are_those_of_generate(
     assert abs(log_probs(device.download(nothing.next_logits), [7], 0).of_tokens[0] - last) < 1e-5
 
 
-def test_logits_that_are_not_finite(make_checkpoint: Any, cpu: Any) -> None:
+def test_logits_that_are_not_finite_are_refused(make_checkpoint: Any, cpu: Any) -> None:
     folder = make_checkpoint()
     model = build_frozen(load_model_config(folder), folder, cpu, positions=64)
     model.weights["model.norm.weight"][:] = np.inf

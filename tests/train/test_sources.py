@@ -45,7 +45,7 @@ def test_a_value_is_a_file_or_a_file_and_its_weight(tmp_path: Path) -> None:
         (["-=1", "-=2"], "--data: standard input can be read once"),
     ],
 )
-def test_what_is_no_list_of_sources(values: list[str], message: str) -> None:
+def test_wrong_lists_of_sources_are_refused(values: list[str], message: str) -> None:
     with pytest.raises(WgradError, match=message):
         sources_of(values)
 

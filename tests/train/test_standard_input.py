@@ -101,7 +101,7 @@ def test_held_out_parquet_is_read_from_standard_input(
         (b"x", ["--data", "-", "--eval-data", "-"], "--eval-data: standard input is --data already: give a file"),
     ],
 )
-def test_what_is_no_data(
+def test_standard_input_without_data_is_refused(
     content: bytes | None, options: list[str], message: str, finetune: Callable[..., int], capsys: Any
 ) -> None:
     assert finetune(content, "out", *options) == 2

@@ -48,7 +48,7 @@ def counter(scripts: Callable[[str], Any]) -> Any:
 
 
 @pytest.mark.parametrize("compute, units", [("float32", False), ("float16", True)])
-def test_launches_of_a_step(counter: Any, compute: str, units: bool) -> None:
+def test_a_step_of_the_135m_takes_at_most_1450_launches(counter: Any, compute: str, units: bool) -> None:
     """A step of SmolLM2-135M, T 2048: with stacks at most 1,450 launches, and no more memory than
     bench/notes/launches.md says."""
     counted = counter.count("smollm2-135m", 2048, compute, units)
@@ -74,7 +74,7 @@ def test_launches_of_a_step(counter: Any, compute: str, units: bool) -> None:
 def test_a_step_takes_no_more_than_unsloths(
     counter: Any, shape: str, compute: str, batch: int, offloaded: int, keep: bool, gib: float
 ) -> None:
-    """Unsloth 2026.10.9's peaks, layers recomputed in both (of 135M in one row: test_launches_of_a_step), in the
+    """Unsloth 2026.10.9's peaks, layers recomputed in both (of 135M in one row: test_a_step_of_the_135m_takes_at_most_1450_launches), in the
     settings of the rows of bench/notes/launches.md; float32 without tensor cores. offloaded: of so many layers; keep:
     what attention gives, too."""
     options = {"checkpointing": True, "offload": offloaded, "keep_attention": keep}
@@ -97,7 +97,7 @@ def activations(counted: Any) -> dict[str, int]:
     return {label: part.number for label, part in parts.items() if not label.startswith("held before")}
 
 
-def test_what_is_alive_at_the_peak(counter: Any) -> None:
+def test_the_peak_holds_what_the_backward_reads(counter: Any) -> None:
     """In the loss's first chunk: of 30 layers what their backward reads, and no more. SwiGLU's output is made again."""
     assert activations(counter.count("smollm2-135m", 2048, "float16", True)) == {
         "linear_quantized float16 2048 x 3072": 30,  # gate and up
@@ -117,7 +117,7 @@ def test_what_is_alive_at_the_peak(counter: Any) -> None:
     }
 
 
-def test_what_is_alive_at_the_peak_where_layers_are_made_again(counter: Any) -> None:
+def test_the_peak_holds_one_layer_where_all_are_recomputed(counter: Any) -> None:
     """In the backward of the last layer's MLP: no input of a layer but that of this one and, on its way, the one below;
     of the layer what attention's backward reads; and one weight in float16."""
     found = activations(counter.count("llama-3.2-1b", 2048, "float16", True, checkpointing=True, offload=True))

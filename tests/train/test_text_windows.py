@@ -81,7 +81,7 @@ def texts() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_of_one_go(kind: str) -> None:
+def test_windows_give_the_tokens_of_one_go(kind: str) -> None:
     backend = KINDS[kind]()
     calls: list[int] = []
 

@@ -40,7 +40,7 @@ def test_special_tokens_are_text_or_objects(make_tokenizer) -> None:
     assert tokenizer.stop_ids == {4}
 
 
-def test_stop_ids_of_the_generation_config(make_tokenizer) -> None:
+def test_stop_ids_include_those_of_the_generation_config(make_tokenizer) -> None:
     folder = make_tokenizer()
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 4]}))
     assert load_tokenizer(folder).stop_ids == {1, 4}
@@ -136,7 +136,7 @@ def test_decoding_piece_by_piece_is_decoding_at_once(make_tokenizer) -> None:
 
 
 # ---- templates ---------------------------------------------------------------------------------
-def test_where_a_template_may_stand(make_tokenizer) -> None:
+def test_templates_are_found_in_every_place(make_tokenizer) -> None:
     source = "{{ messages[0]['content'] }}"
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": source}]
     assert load_tokenizer(make_tokenizer("a", chat_template=named)).chat_template.render(TURNS[:1]) == "Who is wise?"
@@ -147,7 +147,7 @@ def test_where_a_template_may_stand(make_tokenizer) -> None:
         load_tokenizer(make_tokenizer("c", chat_template=None)).chat_template  # noqa: B018
 
 
-def test_what_templates_use() -> None:
+def test_templates_get_special_tokens_json_and_the_date() -> None:
     source = (
         "{%- for m in messages %}\n"
         "    {%- if loop.index0 == 1 %}\n        {%- break %}\n    {%- endif %}\n"
@@ -270,7 +270,7 @@ def test_a_post_processor_with_ids_of_no_token_is_refused(make_tokenizer, proces
 
 
 @pytest.mark.parametrize("wrap", [lambda p: p, lambda p: {"type": "Sequence", "processors": [p]}])
-def test_a_post_processor_with_a_token_that_it_does_not_define(make_tokenizer, wrap: Any, capfd: Any) -> None:
+def test_a_post_processor_with_an_undefined_token_is_refused(make_tokenizer, wrap: Any, capfd: Any) -> None:
     """The library panics there and prints lines of its own."""
     folder = change(make_tokenizer(), post_processor=wrap(TEMPLATE | {"special_tokens": {}}))
     with pytest.raises(
@@ -280,7 +280,7 @@ def test_a_post_processor_with_a_token_that_it_does_not_define(make_tokenizer, w
     assert capfd.readouterr().err == ""
 
 
-def test_a_post_processor_that_names_a_second_text(make_tokenizer, capfd: Any) -> None:
+def test_a_post_processor_that_names_a_second_text_is_refused(make_tokenizer, capfd: Any) -> None:
     """The library panics there, too."""
     second = template(0) | {"single": [{"Sequence": {"id": "B", "type_id": 0}}]}
     with pytest.raises(WgradError, match="post_processor names a second text in its template for a single one"):
@@ -288,7 +288,7 @@ def test_a_post_processor_that_names_a_second_text(make_tokenizer, capfd: Any) -
     assert capfd.readouterr().err == ""
 
 
-def test_a_post_processor_with_ids_that_are_there(make_tokenizer) -> None:
+def test_a_post_processor_with_known_ids_is_taken(make_tokenizer) -> None:
     folder = change(make_tokenizer(), post_processor={"type": "Sequence", "processors": [template(0), template(1)]})
     assert load_tokenizer(folder).encode("")[0] in (0, 1)
 
@@ -337,7 +337,7 @@ A, X = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "ty
     ids=range(14),
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_lengthens_a_text_beyond_measure(
+def test_rules_that_lengthen_a_text_beyond_measure_are_refused(
     make_tokenizer, part: str, steps: list[dict], words: str, nested: bool
 ) -> None:
     """A few hundred bytes of rules would fill any memory."""
@@ -374,7 +374,7 @@ def split(pattern: str) -> dict:
     ],
     ids=range(7),
 )
-def test_what_takes_time_or_memory_beyond_measure(parts: dict, words: str) -> None:
+def test_rules_that_take_too_much_time_or_memory_are_refused(parts: dict, words: str) -> None:
     """A few kB of rules took 19 s for 4,000 characters, or 8 GiB of memory and the process."""
     assert words in too_long(json.dumps({"model": {}} | parts).encode())
 
@@ -409,7 +409,7 @@ def test_a_tokenizer_that_fails_in_the_limited_process(
     assert process._process is None
 
 
-def test_a_tokenizer_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_is_slow_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unigram looks up all pieces that begin at a character."""
     monkeypatch.setattr(tokenizer_trial, "_GRACE", 0.0)
     pieces = [["<unk>", 0.0], *(["a" * count, -1.0 * count] for count in range(1, 600))]
@@ -526,7 +526,7 @@ def test_a_template_file_in_another_encoding_is_refused(make_tokenizer, name: st
         load_tokenizer(folder)
 
 
-def test_templates_in_files_of_their_own(make_tokenizer) -> None:
+def test_templates_in_files_of_their_own_are_found(make_tokenizer) -> None:
     folder = make_tokenizer()
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools{{ messages[0].content }}")

@@ -241,7 +241,7 @@ def test_a_checkpoint_has_what_is_next_to_the_result(tmp_path: Path) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("full", [True, False])
-def test_what_a_run_and_a_merge_carry_over(full: bool, tmp_path: Path) -> None:
+def test_a_run_and_a_merge_copy_files_next_to_the_model(full: bool, tmp_path: Path) -> None:
     """Named templates, and whatever else transformers saves next to a model."""
     folder = make_model(tmp_path / "model", always=290)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -222,7 +222,7 @@ def test_the_command_prints_its_address_and_ends_at_ctrl_c(folder: Path) -> None
     assert list(folder.iterdir()) == []
 
 
-def test_what_is_no_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_without_a_run_are_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "file").write_text("")
     for arguments, message in (
         ([str(folder / "file")], f"RUN: {folder / 'file'} must be the folder of a run (its --out); got a file"),
@@ -263,7 +263,7 @@ def test_a_resumed_run_begins_anew(folder: Path, grown: int) -> None:
     assert news["records"] == [record(1), record(2), *(record(step, loss=7.5) for step in range(3, 4 + grown))]
 
 
-def test_a_file_that_is_cut_back_or_overwritten_in_place(folder: Path) -> None:
+def test_a_file_that_is_cut_back_or_overwritten_is_read_anew(folder: Path) -> None:
     path = folder / "metrics.jsonl"
     tail = Tail(path, as_metrics)
     for generation, steps in ((1, [1, 2, 3]), (2, [1]), (3, [4]), (4, []), (4, [5, 6])):

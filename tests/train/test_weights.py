@@ -181,7 +181,7 @@ def test_a_whole_checkpoint_says_whether_its_head_is_tied(make_checkpoint: Any, 
 
 
 @pytest.mark.parametrize("embedding", ["backbone.embeddings", "model.embeddings"])
-def test_a_head_of_its_own_next_to_an_embedding_of_another_name(embedding: str, make_checkpoint: Any) -> None:
+def test_a_head_of_its_own_stays_untied(embedding: str, make_checkpoint: Any) -> None:
     """Nemotron-H's files give the embedding another name, and transformers never ties its head."""
     folder = make_checkpoint("NemotronHForCausalLM")
     arrays = file_arrays(folder)
@@ -324,7 +324,7 @@ def test_a_quantized_weight_of_another_size_is_told_before_it_is_read(make_check
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("full", [False, True])
-def test_a_weight_that_is_not_finite(value: float, dtype: str, full: bool, make_checkpoint: Any) -> None:
+def test_a_weight_that_is_not_finite_is_named(value: float, dtype: str, full: bool, make_checkpoint: Any) -> None:
     folder, device = make_checkpoint(dtype=dtype), ReferenceDevice()
     config = load_model_config(folder)
     for name in ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight"):
@@ -416,7 +416,7 @@ def test_a_damaged_quantized_weight_is_refused(
 
 
 @pytest.mark.parametrize("part", [".absmax", ".nested_absmax", ".nested_quant_map"])
-def test_a_quantized_weight_that_is_not_finite(part: str, make_checkpoint: Any, tmp_path: Path) -> None:
+def test_a_quantized_weight_that_is_not_finite_is_named(part: str, make_checkpoint: Any, tmp_path: Path) -> None:
     device, folder = ReferenceDevice(), make_checkpoint()
     weights = load_frozen(folder, load_model_config(folder), device, double_quant=part != ".absmax")
     save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)

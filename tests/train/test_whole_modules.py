@@ -99,7 +99,9 @@ def test_an_adapter_with_whole_modules_goes_on_being_trained(whole: Path, text_d
         assert (np.array(before[key].array()) != np.array(after[key].array())).any()
 
 
-def test_what_they_cannot_be_given_beside(whole: Path, text_data: Path, tmp_path: Path, capsys: Any) -> None:
+def test_options_that_exclude_whole_modules_are_refused(
+    whole: Path, text_data: Path, tmp_path: Path, capsys: Any
+) -> None:
     model = whole.parent / "model"
 
     def refused(*words: str) -> str:

@@ -21,7 +21,7 @@ def test_facts_of_a_software_driver_have_no_memory(wgpu_device: Any) -> None:
     assert (facts["memory_bytes"] is None) == (facts["type"] == "CPU" or facts["backend"] == "Metal")
 
 
-def test_a_card_has_its_largest_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_its_largest_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vulkan_memory, "_heaps", lambda: {(0x10DE, 7): 2**33})
     info = {"device": "Card", "backend_type": "D3D12", "adapter_type": "DiscreteGPU", "description": "1"}
     known = SimpleNamespace(info=info | {"vendor_id": 0x10DE, "device_id": 7}, features=["b", "a"], limits={"x": 1})

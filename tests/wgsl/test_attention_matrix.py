@@ -126,7 +126,7 @@ def test_every_column_of_a_head_is_read(width: int) -> None:
                 assert threads <= 512
 
 
-def test_which_attention_is_served(matrix_device: Any) -> None:
+def test_shapes_get_their_tiles_on_tensor_cores(matrix_device: Any) -> None:
     def tile(kernel: str, *shape: int, dtype: Any = np.float16, memory: int = 49152, lanes: int = 32) -> Any:
         return attention_matrix.served(kernel, memory, 256, matrix_device.empty(shape, dtype), lanes=lanes)
 

@@ -64,7 +64,7 @@ STEPS = [case for case in decoding.cases(F32) if case.name.startswith(("advance"
 
 
 @pytest.mark.parametrize("case", STEPS, ids=lambda case: case.name)
-def test_the_end_of_a_step_and_several_texts(case: Case, wgpu_device) -> None:
+def test_steps_of_several_sequences_are_within_the_limits(case: Case, wgpu_device) -> None:
     result = check_case(case, wgpu_device)
     assert result.ok, result
 

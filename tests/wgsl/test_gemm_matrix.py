@@ -134,7 +134,7 @@ def test_small_gradients_of_logits_last(matrix_device: Any) -> None:
     np.testing.assert_allclose(found, exact, rtol=1e-2)
 
 
-def test_which_products_are_served() -> None:
+def test_tensor_cores_serve_16_bit_operands_of_eight_rows_or_more() -> None:
     half, single = "float16", "float32"
 
     def served(a: str, b: str, out: str, *rest: Any) -> bool:
@@ -179,7 +179,7 @@ def skinny_of(wide: Any, rank: int, along_rows: bool = False, parts: tuple[int, 
     return gemm_skinny.Skinny(wide, "float16", columns, rank, True, along_rows, parts=parts, part_rank=part_rank)
 
 
-def test_which_skinny_products_are_served() -> None:
+def test_skinny_tiles_fit_rank_sides_and_memory() -> None:
     def tile(m: int, n: int, k: int, trans_a: bool = False, memory: int = 49152) -> Any:
         types = ("float32", "float16") if trans_a else ("float16", "float32")
         skinny = gemm_skinny.find((m, n, k), *types, "float32", trans_a, False)
@@ -229,7 +229,7 @@ def test_skinny_tiles_deal_evenly() -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2])
 @pytest.mark.parametrize("along_rows", [False, True])
-def test_a_skinny_product_in_one_launch(
+def test_a_skinny_matmul_may_take_one_launch(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, ahead: int, along_rows: bool
 ) -> None:
     """Blocks alternate in one or two sets of registers. Their number is odd with a remainder, and the matrices do not
@@ -373,7 +373,7 @@ def test_workgroups_of_a_narrow_product_fill_their_waves() -> None:
     assert of(16, 2048, 2048) == of(33, 1024, 2048) == 4  # of 512 of K at least
 
 
-def test_how_much_of_a_weight_is_decoded_at_once() -> None:
+def test_a_unit_of_a_weight_follows_the_rows_and_its_format() -> None:
     def of(m: int, width: int = 256) -> dict[str, int]:
         weights = {name: kind.quantize(np.zeros((1, width), np.float32)) for name, kind in formats().items()}
         return {name: gemm_matrix.unit_of(weight, m) for name, weight in weights.items()}
@@ -447,7 +447,7 @@ def test_a_right_operand_that_is_rounded_has_two_tiles_at_once(
     assert found == [256]
 
 
-def test_long_reductions_fill_the_card_with_parts_of_large_tiles() -> None:
+def test_long_reductions_fill_the_gpu_with_parts_of_large_tiles() -> None:
     """For the input's gradient of a head of 128,256 rows, with 256 rows of the 1B or the 8B."""
     assert gemm_matrix.choose_tile(256, 2048, 128256, 1, 49152) == (gemm_matrix.LARGE, 8)
     assert gemm_matrix.choose_tile(256, 4096, 128256, 1, 49152) == (gemm_matrix.LARGE, 4)

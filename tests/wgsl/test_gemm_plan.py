@@ -197,7 +197,7 @@ def test_every_invocation_reads_as_much(lanes: int, memory: int, name: str) -> N
         assert isinstance(wide, MatrixTile) and (wide.m, wide.n) == (tile.m, tile.n) or lanes > 32
 
 
-def test_which_left_operands_are_transposed_first() -> None:
+def test_left_operands_of_wide_matmuls_are_transposed_first() -> None:
     """Of many columns, which gain what it takes; not so large that a step would need much more memory."""
 
     def of(m: int, n: int, k: int, limits: Limits = PLAIN, layout: str = "nt", **options: Any) -> bool:

@@ -166,7 +166,7 @@ def test_sums_of_units_are_scaled(devices: Any, monkeypatch: pytest.MonkeyPatch)
     assert found == [True, True, False, False]
 
 
-def test_what_a_team_is() -> None:
+def test_few_results_get_many_invocations_each() -> None:
     """Few results: many invocations each; no more than there are units; what every WebGPU device has room for."""
     assert choose_tile(1, 128256, 4096, 8, False).lanes == 32
     assert choose_tile(1, 1024, 4096, 8, False).lanes == 128

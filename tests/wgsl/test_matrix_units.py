@@ -72,7 +72,7 @@ def test_wgpu_works_on_the_copy(cache: Path) -> None:
     assert done.stdout.split() == ["True", "1.0"], done.stderr
 
 
-def test_a_copy_that_no_card_passed_on_is_loaded_by_the_check_alone(
+def test_a_copy_that_no_gpu_passed_on_is_loaded_by_the_check_alone(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The release is untested and may crash the process that loads it."""
@@ -283,7 +283,7 @@ def test_a_device_without_one_of_the_features_has_no_matrix_units(monkeypatch: p
         ([], None),
     ],
 )
-def test_a_card_of_another_shape_is_not_asked(
+def test_a_gpu_of_another_shape_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]] | None, used: tuple[int, int, int] | None
 ) -> None:
     """naga has no types for Intel's shapes: its drivers compile kernels of 16 x 16 x 16, but compute something else. If
@@ -331,7 +331,7 @@ def test_a_backend_of_another_shape_is_not_asked(monkeypatch: pytest.MonkeyPatch
         assert adapters.matrix_unit_cards() == []
 
 
-def test_only_a_card_that_passed_is_asked_for_the_feature(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_gpu_that_passed_is_asked_for_the_feature(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not matrix_units.may_ask(CARD)  # also where the library would give it
     matrix_units.keep_verdict(CARD, False, "hangs")
     assert matrix_units.verdict(CARD) == (False, "hangs") and not matrix_units.may_ask(CARD)
@@ -363,7 +363,7 @@ def idle_device() -> Any:
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_a_library_that_gives_them_has_the_card_checked_once(monkeypatch: pytest.MonkeyPatch, passes: bool) -> None:
+def test_a_library_that_gives_them_has_the_gpu_checked_once(monkeypatch: pytest.MonkeyPatch, passes: bool) -> None:
     """With a later wgpu, the user need do nothing, and tensor cores whose sums stay zero are not used."""
     adapter, checks = Adapter(), list[dict[str, str]]()
 

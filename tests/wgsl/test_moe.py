@@ -23,7 +23,9 @@ from wgrad.wgsl.moe import grouped
 
 
 @pytest.mark.parametrize(("direction", "shader"), [("forward", "gemm"), ("weight_grad", "moe_weight_grad")])
-def test_launches_in_parts(direction: str, shader: str, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_in_parts_have_the_same_bits(
+    direction: str, shader: str, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = grouped_case(direction, "parts", (131, 5, 2, 136, 72), F32, gather=True)
     same_bits_in_parts(case, wgpu_device, monkeypatch, shader)
 

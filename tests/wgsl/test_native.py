@@ -45,7 +45,7 @@ def test_what_can_only_be_logged_is_raised() -> None:
 @pytest.mark.parametrize(
     "after", ["launch", "allocate", "download", "readback", "write", "large", "next large", "replay"]
 )
-def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
+def test_a_destroyed_device_is_reported_as_lost(after: str, wgpu_device: Device) -> None:
     """A real one, destroyed under our hands: whatever comes next says that it was lost."""
     device = bind(WgpuDevice)()
     array = device.upload(np.ones(100, np.float32))

@@ -217,7 +217,7 @@ def test_a_piece_is_no_larger_than_a_binding(device: Any) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-def test_a_piece_of_several_turns_of_the_loop(device: Any, monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
+def test_a_piece_may_take_several_turns_of_the_loop(device: Any, monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
     nbytes = 7 * 32_768 + 4_112  # of 32,768 bytes each, by a workgroup
     monkeypatch.setattr(transfers, "_TO_HOST", transfers._Way(groups, 1.0))
     multiply, host = Product(device), device.empty_host((nbytes // 4,), np.uint32)
