@@ -74,9 +74,14 @@ def test_a_step_of_the_135m_takes_at_most_1450_launches(counter: Any, compute: s
 def test_a_step_takes_no_more_than_unsloths(
     counter: Any, shape: str, compute: str, batch: int, offloaded: int, keep: bool, gib: float
 ) -> None:
-    """Unsloth 2026.10.9's peaks, layers recomputed in both (of 135M in one row: test_a_step_of_the_135m_takes_at_most_1450_launches), in the
-    settings of the rows of bench/notes/launches.md; float32 without tensor cores. offloaded: of so many layers; keep:
-    what attention gives, too."""
+    """Unsloth 2026.10.9's peaks with all layers recomputed, in the settings of bench/notes/launches.md.
+
+    The 135M with one sequence is in test_a_step_of_the_135m_takes_at_most_1450_launches.
+
+    Args:
+        offloaded: Layers whose inputs are offloaded.
+        keep: Whether attention outputs are kept, too.
+    """
     options = {"checkpointing": True, "offload": offloaded, "keep_attention": keep}
     counted = counter.count(shape, 2048, compute, compute == "float16", batch=batch, **options)
     assert counted.peak_bytes <= gib * 2**30
