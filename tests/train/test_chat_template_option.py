@@ -14,10 +14,12 @@ from tests.train.serving import BASE, serving
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.chat import ChatTemplate, Conversation
+from wgrad.train.data.data import load_data
 from wgrad.train.data.named_templates import _TEMPLATES, use_chat_template
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.options.choices import TEMPLATES
+from wgrad.train.options.finetune_config import RunOptions
 
 TURNS = [
     {"role": "user", "content": "Who is wise?"},
@@ -183,3 +185,16 @@ def test_the_server_and_the_commands_take_the_template(
     for more in (["--chat-template", "zephyr"], ["--config", config]):
         assert main([*map(str, words), *map(str, more)]) == 0
         assert "<|assistant|>" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("template", "told"), [("[{{ m.role }}] {{ m.content }}\n", 1), ("{{ m.content }}</s>", 0)])
+def test_a_model_whose_template_has_no_special_token_at_the_end_of_a_turn(
+    template: str, told: int, make_tokenizer: Any, write_lines: Any
+) -> None:
+    tokenizer = load_tokenizer(make_tokenizer(chat_template=f"{{% for m in messages %}}{template}{{% endfor %}}"))
+    options = {"data": str(write_lines({"messages": TURNS})), "eval_fraction": 0, "max_length": 99}
+    remarks = load_data(RunOptions(**options), tokenizer).remarks
+    assert [remark for remark in remarks if "may go on without end" in remark] == [
+        "note: the model's chat template ends the assistant's turn with no special token of this tokenizer, so an answer "
+        "may go on without end: a template that writes eos_token there stops"
+    ] * told

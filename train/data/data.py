@@ -26,6 +26,7 @@ from wgrad.train.data.documents import (
 )
 from wgrad.train.data.given_records import Records, given_records, refuse_placeholder
 from wgrad.train.data.mix import Mix, describe
+from wgrad.train.data.named_templates import ENDLESS
 from wgrad.train.data.packing import Example
 from wgrad.train.data.record_documents import SHOWN, Tally, read_records
 from wgrad.train.data.template_process import shared_process
@@ -107,6 +108,9 @@ def load_data(
             held_out = _joined([load(path, "--eval-data", True) for path in config.eval_data])
         else:
             train, held_out = _split(documents, config, tally.bad_lines)
+        learns_answers = any(learned for _, learned in tally.turns)
+        if learns_answers and config.chat_template is None and tokenizer.turn_end_id is None:
+            tally.notes.append(f"note: the model's chat template {ENDLESS}")
     finally:
         shared_process().close()  # no more templates to render
     mix, line = _mix(sources, [len(part) for part in parts], documents, train)

@@ -14,6 +14,10 @@ from wgrad.train.files.input_files import exists
 from wgrad.train.options.choices import TEMPLATES
 
 OPTION = "--chat-template"
+ENDLESS = (
+    "ends the assistant's turn with no special token of this tokenizer, so an answer may go on without end: a template "
+    "that writes eos_token there stops"
+)
 
 _LOOP, _END = "{% for m in messages %}", "{% endfor %}"
 _ASK = "{{% if add_generation_prompt %}}{{{{ '{}' }}}}{{% endif %}}"
@@ -111,10 +115,7 @@ def use_chat_template(tokenizer: Tokenizer, value: str | None, kept: Path | None
         reason = str(error).partition("the tokenizer's chat template")[2] or f": {error}"
         raise WgradError(f"{OPTION}: {value}{reason}") from error
     if tokenizer.turn_end_id is None:
-        return (
-            f"{OPTION} {value} ends the assistant's turn with no special token of this tokenizer, so an answer may go "
-            "on without end: a template that writes eos_token there stops"
-        )
+        return f"{OPTION} {value} {ENDLESS}"
     return ""
 
 
