@@ -95,6 +95,9 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("Gemma2ForCausalLM", {"layer_types": SLIDES[::-1]}),
     ("Gemma3ForCausalLM", {"layer_types": SLIDES, "sliding_window_pattern": 2}),
     ("Olmo3ForCausalLM", {"layer_types": SLIDES}),
+    ("Ernie4_5_MoeForCausalLM", {"num_experts_per_tok": 1, "moe_k": 2, "num_experts": 7}),
+    ("HunYuanMoEV1ForCausalLM", {"num_experts_per_tok": 1, "moe_topk": 2}),
+    ("DeepseekV2ForCausalLM", {"num_experts": 9}),
     (
         "Gemma4ForCausalLM",
         {

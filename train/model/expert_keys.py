@@ -28,10 +28,15 @@ ChosenCount = Annotated[int, Meta(ge=1, le=64)]
 
 
 class ExpertsFile(ConfigFile, kw_only=True):
-    """Keys of families with a mixture of experts, under either of transformers 5's names. usual_experts: number of
-    experts if the file does not give it."""
+    """Keys of families with a mixture of experts, under either of transformers 5's names.
+
+    Attributes:
+        usual_experts: Number of experts if the file does not give it.
+        count_keys: Keys that give it. The first that the file has counts.
+    """
 
     usual_experts: ClassVar[int] = 8
+    count_keys: ClassVar[tuple[str, ...]] = ("num_experts", "num_local_experts")
     num_experts: ExpertCount | None = None
     num_local_experts: ExpertCount | None = None
     num_experts_per_tok: ChosenCount = 2
@@ -47,7 +52,7 @@ class ExpertsFile(ConfigFile, kw_only=True):
 
     @property
     def experts(self) -> int:
-        counts = (self.num_experts, self.num_local_experts)
+        counts = (getattr(self, key) for key in self.count_keys)
         return next((count for count in counts if count is not None), self.usual_experts)
 
     @property
@@ -136,14 +141,14 @@ class HunYuanMoeFile(ExpertsFile, kw_only=True):
     rms_norm_eps: Epsilon = 1e-5
     attention_bias: bool = False
     num_experts: ExpertCount | list[ExpertCount] | None = None  # type: ignore[assignment]
-    num_experts_per_tok: ChosenCount = 1
+    num_experts_per_tok: ChosenCount | None = None  # type: ignore[assignment]
     moe_topk: ChosenCount | list[ChosenCount] | None = None
     moe_intermediate_size: Width | list[Width] | None = None
     num_shared_expert: int | list[int] | None = None
 
     def __post_init__(self) -> None:
         self.num_experts = self._same("num_experts")
-        self.num_experts_per_tok = self._same("moe_topk") or self.num_experts_per_tok
+        self.num_experts_per_tok = self.num_experts_per_tok or self._same("moe_topk") or 1
         super().__post_init__()
         for key, wanted in (("moe_intermediate_size", self.intermediate_size), ("num_shared_expert", 1)):
             if self._same(key) not in (None, wanted):

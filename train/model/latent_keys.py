@@ -101,6 +101,7 @@ class DeepseekV2File(ScoredFile, kw_only=True):
         "moe_layer_freq": (None, 1),
     }
     usual_experts: ClassVar[int] = 64
+    count_keys: ClassVar[tuple[str, ...]] = ("num_experts", "n_routed_experts")
     vocab_size: Vocabulary = 102_400
     attention_bias: bool = False
     mlp_bias: bool = False

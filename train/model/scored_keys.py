@@ -38,6 +38,7 @@ def check_groups(experts: int, groups: int, top_groups: int, chosen: int) -> Non
 class ScoredFile(ExpertsFile, kw_only=True):
     """Keys of DeepSeek-V3's router and experts."""
 
+    count_keys: ClassVar[tuple[str, ...]] = ("num_local_experts", "n_routed_experts")
     n_routed_experts: ExpertCount | None = None
     n_shared_experts: SharedCount | None = None
     n_group: Count | None = 1
@@ -50,11 +51,6 @@ class ScoredFile(ExpertsFile, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_groups(self.experts, self.n_group or 1, self.topk_group or 1, self.num_experts_per_tok)
-
-    @property
-    def experts(self) -> int:
-        counts = (self.n_routed_experts, self.num_local_experts)
-        return next((count for count in counts if count is not None), self.usual_experts)
 
     @property
     def balance(self) -> float:
@@ -183,6 +179,7 @@ class Ernie45MoeFile(ExpertsFile, kw_only=True):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"moe_norm_min": (1e-12,), "moe_gate": ("topk",)}
     default_theta: ClassVar[float] = 500_000.0
     usual_experts: ClassVar[int] = 64
+    count_keys: ClassVar[tuple[str, ...]] = ("num_experts", "moe_num_experts")
     vocab_size: Vocabulary = 103_424
     hidden_size: Width = 2560
     intermediate_size: Width = 12_288
@@ -196,20 +193,15 @@ class Ernie45MoeFile(ExpertsFile, kw_only=True):
     moe_intermediate_size: Width = 1536
     moe_num_experts: ExpertCount | None = None
     moe_k: ChosenCount | None = None
-    num_experts_per_tok: ChosenCount = 6
+    num_experts_per_tok: ChosenCount | None = None  # type: ignore[assignment]
     moe_num_shared_experts: SharedCount | None = 2
     moe_layer_start_index: Annotated[int, Meta(ge=0)] | None = 1
     moe_layer_end_index: Annotated[int, Meta(ge=-1)] | None = -1
     moe_layer_interval: Count | None = 1
 
     def __post_init__(self) -> None:
-        self.num_experts_per_tok = self.moe_k or self.num_experts_per_tok
+        self.num_experts_per_tok = self.num_experts_per_tok or self.moe_k or 6
         super().__post_init__()
-
-    @property
-    def experts(self) -> int:
-        counts = (self.moe_num_experts, self.num_experts)
-        return next((count for count in counts if count is not None), self.usual_experts)
 
     def sparse_layers(self) -> tuple[bool, ...]:
         """Return for each layer whether it has experts."""

@@ -66,6 +66,7 @@ def exaone_moe(keys: ExaoneMoeFile) -> dict[str, Any]:
 def ernie4_5_moe(keys: Ernie45MoeFile) -> dict[str, Any]:
     """Return the `ModelConfig` fields of ERNIE 4.5 with experts, which a softmax with a correcting bias chooses."""
     layers, biased = keys.sparse_layers(), bool(keys.use_bias)
+    assert keys.num_experts_per_tok is not None, "set with the other name of the key"
     experts = Experts(
         keys.experts,
         keys.num_experts_per_tok,
