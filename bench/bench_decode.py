@@ -10,8 +10,8 @@ is recorded by then. weight_bytes: what a step reads of weights at least, whatev
 second kind: one GEMM of a layer or of the head, compared with the tile that is `chosen`.
 --stream-weights: from main memory, of experts only those that a token chose; --whole-layers: all of them. With layers
 that stay, the head of a model with experts stays too, as in a run; --stream-head: it does not. --slots: all but experts
-stays, and of these as many of each layer. Random layers choose much the same experts for every token, unless embeddings
-are large: --embedding-scale.
+stays, and of these as many of each layer. Random layers choose much the same experts for every token; --routed: they
+choose as those of trained models do (routing.py). Then each prompt is 23 tokens longer than the one before.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from bench_gemm import random_nf4
 from common import Report, time_device
+from routing import route_as_trained
 from streamed import streamed_weights
 
 from wgrad.autograd.bench import timing
@@ -35,6 +36,8 @@ from wgrad.train.inference.batch_step import MOST_STEPS
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import Decoder
 from wgrad.train.inference.growing import Block, Growing
+from wgrad.train.model import mixture
+from wgrad.train.model import streamed_weights as streaming
 from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.model import Model
 from wgrad.train.model.stacks import GATE_UP, QKV
@@ -48,6 +51,8 @@ from wgrad.wgsl.gemm.gemv import VectorTile, choose_tile
 TILES = [
     VectorTile(threads, lanes) for threads in (64, 128, 256) for lanes in (8, 16, 32, 64, 128, 256) if lanes <= threads
 ]
+LONGER = 23  # tokens of each prompt than of the one before, with --routed
+PROMPT_RUNS = 5
 NOT_TIMED = 3  # tokens: of the prompt, of the first step, of the one that is recorded
 
 
@@ -63,7 +68,10 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
     device = bind(WgpuDevice)(args.device)
     shape = replace(SHAPES[name], layers=args.layers) if args.layers else SHAPES[name]
     config = replace(parse_model_config(shape.config()), embedding_scale=args.embedding_scale)
-    positions = args.prompt_tokens + args.tokens
+    lengths = [args.prompt_tokens + LONGER * b * args.routed for b in range(prompts)]
+    positions = lengths[-1] + args.tokens
+    if args.gathered_rows is not None:
+        streaming._GATHERED_ROWS = args.gathered_rows
     if args.stream_weights:
         head = args.keep_head or (keeps_head(args.resident_layers or slots, config) and not args.stream_head)
         more = {"resident": args.resident_layers, "whole_layers": args.whole_layers, "keep_head": head}
@@ -72,21 +80,31 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
     else:
         weights = random_weights(config, device)
     model = Model(config, weights, device, positions=positions, dtype=np.dtype(args.compute))
+    choose = mixture.choose
+    if args.routed:
+        route_as_trained(model, positions)
     rng, sampling = np.random.default_rng(0), replace(GREEDY, temperature=args.temperature)
-    ids = rng.integers(0, config.vocab_size, (prompts, args.prompt_tokens)).tolist()
+    ids = [rng.integers(0, config.vocab_size, length).tolist() for length in lengths]
     begin = time.perf_counter()
     while time.perf_counter() - begin < timing.WARM_SECONDS:
         list(Decoder(model, ids, args.tokens, sampling).tokens())
     if args.paged:
         bench_pages(report, name, model, ids, args)
         return
+    prompt_seconds = []
+    for _ in range(PROMPT_RUNS):
+        device.synchronize()
+        begin = time.perf_counter()
+        decoder = Decoder(model, ids, args.tokens, sampling)
+        device.synchronize()
+        prompt_seconds.append(time.perf_counter() - begin)
     before = weights.use if slots else (0, 0)
-    decoder = Decoder(model, ids, args.tokens, sampling)
     start, cpu, count = 0.0, 0.0, 0
     for count, _ in enumerate(decoder.tokens(), start=1):
         if count == NOT_TIMED:
             start, cpu = time.perf_counter(), time.process_time()
     steps = count - NOT_TIMED
+    prompt = float(np.median(prompt_seconds))
     seconds, cpu = (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps
     if args.profile:
         device.profile()
@@ -96,7 +114,8 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
     if args.stream_weights:
         row |= {"streamed": True, "resident_layers": args.resident_layers, "whole_layers": args.whole_layers}
         row |= {"head_streamed": not head, "slots": slots, "skew": args.skew, "temperature": args.temperature}
-        row |= {"embedding_scale": args.embedding_scale}
+        row |= {"embedding_scale": args.embedding_scale, "routed": args.routed}
+        row |= {} if args.gathered_rows is None else {"gathered_rows": args.gathered_rows}
         if slots:
             needed, missing = (now - then for now, then in zip(weights.use, before))
             row |= {"needed": needed, "hits": 1 - missing / max(needed, 1)}
@@ -105,8 +124,10 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
     report.row(
         work=name, prompts=prompts, compute=args.compute, prompt_tokens=args.prompt_tokens, tokens=count,
         tokens_per_second=prompts / seconds, ms_per_step=1e3 * seconds, cpu_ms_per_step=1e3 * cpu,
+        prompt_ms=1e3 * prompt, prompt_spread=float(np.ptp(prompt_seconds) / prompt),
         dispatches=decoder.dispatches, peak_gib=device.memory().peak_bytes / (1 << 30), **row,
     )  # fmt: skip
+    mixture.choose = choose
 
 
 def bench_pages(report: Report, name: str, model: Model, ids: list[list[int]], args: argparse.Namespace) -> None:
@@ -190,6 +211,8 @@ def main() -> None:
     parser.add_argument("--stream-head", action="store_true", help="of these, the head although layers stay")
     parser.add_argument("--slots", default="0", help="of these, experts of each layer that stay, for each a row")
     parser.add_argument("--skew", type=float, default=0.0, help="of these, how much routers prefer some experts")
+    parser.add_argument("--routed", action="store_true", help="routers choose as trained ones do")
+    parser.add_argument("--gathered-rows", type=float, help="of these, rows of an expert up to which it is gathered")
     parser.add_argument("--keep-head", action="store_true", help="of these, the head stays though no layer does")
     parser.add_argument("--embedding-scale", type=float, default=1.0, help="64: tokens differ more in their experts")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 from wgrad.train.commands.bench_model import RandomWeights
-from wgrad.train.model.load_streamed import chosen_share
-from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.streamed_weights import (
+from wgrad.train.model.host_layers import (
     HostLayer,
     Layer,
     ResidentLayer,
     SplitLayer,
-    StreamedWeights,
     arrays_of,
     stays,
 )
+from wgrad.train.model.load_streamed import chosen_share
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING, HEAD, weight_specs
 from wgrad.wgsl.device import DryRunDevice
 

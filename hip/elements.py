@@ -16,7 +16,7 @@ GROUP = 256  # work-items of a work-group
 PER = 8  # elements per work-item
 _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
-implements = Implementations(lacks={"place_experts", "copy_experts"})
+implements = Implementations(lacks={"place_experts", "keep_experts", "gather_experts", "copy_experts"})
 
 
 @cache

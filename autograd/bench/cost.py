@@ -41,12 +41,13 @@ _PER_ELEMENT = {
     "paged_append": 3,
     "softmax": 5, "softmax_backward": 4, "kv_append": 1, "sample": 6, "clip": 3, "short_conv": 12,
     "short_conv_backward": 24, "route": 6, "route_backward": 8, "group_by_expert": 1, "combine": 2,
-    "combine_backward": 3, "place_experts": 1, "copy_experts": 1,
+    "combine_backward": 3, "place_experts": 1, "keep_experts": 1, "gather_experts": 1, "copy_experts": 1,
 }  # fmt: skip
 # Arguments that an operator writes besides its result, and arguments that it reads in part.
 _WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_scale")}
 _WRITTEN |= {"advance": ("step", "ids", "positions", "cache_len", "uniform"), "rms_norm_backward": ("rounded",)}
-_WRITTEN |= {"place_experts": ("held", "used", "counts"), "copy_experts": ("out",)}
+_WRITTEN |= dict.fromkeys(("place_experts", "keep_experts"), ("held", "used", "counts"))
+_WRITTEN |= {"copy_experts": ("out",), "gather_experts": ("kept", "out")}
 _WRITTEN |= dict.fromkeys(("swiglu_backward", "geglu_backward"), ("activated",))
 _IN_PART = {"embedding": ("table",), "kv_append": ("cache",), "rope_append": ("keys", "values")}
 _IN_PART |= {

@@ -39,10 +39,23 @@ def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
         held = device.upload(np.arange(slots, dtype=np.int32))
         return {"ids": device.upload(np.ascontiguousarray(ids)), "held": held, **made, "experts": experts}
 
+    def keep(device: Device) -> dict[str, Any]:
+        slots = max(experts // 2, 1)
+        made = {name: device.zeros((size,), np.int32) for name, size in {"used": slots, "counts": 3}.items()}
+        held = device.upload(np.arange(slots, dtype=np.int32))
+        return {"start": _groups(device, sizes)[0], "held": held, **made, "counted": True}
+
     def copy(device: Device) -> dict[str, Any]:  # all of them, to the same places
         pairs = np.repeat(np.arange(experts, dtype=np.int32), 2).reshape(experts, 2)
         arrays = {name: normal(device, (experts * hidden, width), dtype) for name in ("source", "out")}
         return {"copies": device.upload(pairs), **arrays, "experts": experts, "slots": experts}
+
+    def gather(device: Device) -> dict[str, Any]:  # half of them from slots
+        slots, numbers = max(experts // 2, 1), np.arange(experts, dtype=np.int32)
+        origins = np.stack([np.where(numbers < slots, numbers, -1), np.full(experts, -1)], axis=1)
+        sizes = {"source": experts, "kept": slots, "out": experts}
+        arrays = {name: normal(device, (parts * hidden, width), dtype) for name, parts in sizes.items()}
+        return {"origins": device.upload(origins.astype(np.int32)), **arrays, "slots": slots}
 
     routed, back = (tokens, experts, chosen), (tokens, chosen, hidden)
     found = [
@@ -51,11 +64,13 @@ def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
         entry("combine", back, dtype, combine),
         entry("combine_backward", back, dtype, combine_backward),
         entry("copy_experts", (experts, hidden, width), dtype, copy),
+        entry("gather_experts", (experts, hidden, width), dtype, gather),
         *_grouped(sizes, dtype),
     ]
     if dtype == F32:
         found.append(entry("group_by_expert", routed, np.int32, lambda d: {"ids": _ids(d, sizes), "experts": experts}))
         found.append(entry("place_experts", (1, experts, chosen), np.int32, place))
+        found.append(entry("keep_experts", routed, np.int32, keep))
     return found
 
 

@@ -133,8 +133,8 @@ def _data_set(path: Path) -> None:
 
 def _layers(path: Path) -> None:
     from wgrad.autograd.select_device import select_device
+    from wgrad.train.model.host_layers import HostLayer
     from wgrad.train.model.load_streamed import _read
-    from wgrad.train.model.streamed_weights import HostLayer
 
     remarks: list[str] = []
     device = select_device("cpu")

@@ -13,9 +13,9 @@ from tests.conftest import wgpu_sibling
 from tests.train.conftest import discrete_sibling
 from wgrad.train.commands.cli import main
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
-from wgrad.train.inference.generation import generate_ids
-from wgrad.train.model import load_streamed
-from wgrad.train.model.expert_slots import CannotKeep
+from wgrad.train.inference.generation import generate_batch, generate_ids
+from wgrad.train.model import load_streamed, streamed_weights
+from wgrad.train.model.expert_slots import CannotKeep, ExpertSlots
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, expert_modules, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
@@ -54,7 +54,48 @@ def test_the_text_is_that_of_experts_on_the_device(architecture: str, make_check
     assert weights.table(head) is weights.table(head), "all but the experts stays"
     needed, missing = weights.use
     layers = sum(map(model.has_experts, range(4)))
-    assert needed == 23 * 2 * layers and 7 * layers < missing < needed
+    assert needed == 23 * 2 * layers and layers < missing < needed
+
+
+def test_sequences_that_choose_more_experts_than_slots_have_them_gathered(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three sequences choose up to 6 experts of a layer at once, for which 8 slots are too few to be sure. With many
+    rows of each expert, whole layers are copied."""
+    folder = make_checkpoint("GptOssForCausalLM", **EXPERTS["GptOssForCausalLM"], num_experts_per_tok=2)
+    model, texts = load_model_config(folder), []
+    staying: dict[str, Any] = {"stream_weights": "on", "slots": 8}
+    for placed, rows in (({}, 0), (staying, 0), (staying, streamed_weights._GATHERED_ROWS)):
+        monkeypatch.setattr(streamed_weights, "_GATHERED_ROWS", rows)
+        built: Any = build_frozen(model, folder, card, positions=64, quantize=False, **placed)
+        texts.append(generate_batch(built, [[5, 6, 7], [8], [9, 10, 11, 12, 13]], 16, SAMPLING))
+    assert texts[0] == texts[1] == texts[2] and len(set(map(tuple, texts[0]))) == 3
+    needed, missing = built.weights.use
+    layers = model.num_hidden_layers
+    assert 15 * 2 * layers <= needed <= 15 * 6 * layers and layers < missing < needed // 2, "few copies: slots fill"
+
+
+def test_only_chosen_experts_are_gathered_and_those_in_slots_are_not_read_again(card: Any) -> None:
+    source, place = card.empty_host((7, 3, 4), np.float32), card.upload(np.full((7, 3, 4), -1, np.float32))
+    values = np.random.default_rng(0).normal(size=(7, 3, 4)).astype(np.float32)
+    card.write(source, values)
+    slots = ExpertSlots({"w": source}, 7, 3, card, {"w": place})
+
+    def gather(*rows: int) -> np.ndarray:
+        slots.gather(card.upload(np.cumsum([0, *rows]).astype(np.int32)), counted=True)
+        found: np.ndarray = card.download(slots.gathered["w"])
+        return found
+
+    found = gather(0, 3, 0, 1, 2, 0, 1)
+    chosen = [1, 3, 4, 6]
+    np.testing.assert_array_equal(found[chosen], values[chosen])
+    assert (np.delete(found, chosen, axis=0) == -1).all() and slots.use == (4, 4)
+    np.testing.assert_array_equal(card.download(slots.weights["w"]), values[[1, 3, 4]], "those with most rows")
+    card.write(source, np.zeros_like(values))
+    found = gather(0, 1, 0, 1, 0, 2, 1)
+    np.testing.assert_array_equal(found[[1, 3, 5, 6]], [values[1], values[3], np.zeros((3, 4)), np.zeros((3, 4))])
+    np.testing.assert_array_equal(card.download(slots.weights["w"]), [values[1], values[3], np.zeros((3, 4))])
+    assert slots.use == (8, 6)
 
 
 def test_as_many_experts_stay_as_a_limit_allows(
@@ -119,8 +160,10 @@ def check_that_layers_stay_whole(folder: str, card: Any, why: str) -> None:
     assert compile_ahead(card, "on", "1GiB", model, run, Display(), rows=1).slots == 0
 
 
-def test_adapted_experts_are_read_by_their_own_number(make_checkpoint: Any, card: Any) -> None:
-    """Adapters have no slots, so nothing is in slots, and the text is that of weights on the device."""
+def test_adapted_experts_are_read_by_their_own_number(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adapters have no slots, so experts are gathered, and the text is that of weights on the device."""
     folder = make_checkpoint("Qwen3MoeForCausalLM", **EXPERTS["Qwen3MoeForCausalLM"])
     model, texts = load_model_config(folder), []
     lora = LoraConfig(3, 6.0, target_modules=("q_proj",), target_parameters=("layers.1.mlp.experts.down_proj",))
@@ -133,9 +176,10 @@ def test_adapted_experts_are_read_by_their_own_number(make_checkpoint: Any, card
         adapted = Model(model, base.weights, card, adapter=frozen_adapter(lora, values, card), positions=64)
         texts.append([list(generate_ids(of, [5, 6, 7], 12, SAMPLING)) for of in (base, adapted)])
         if placed:
-            before = base.weights.use
+            before = base.weights.use[0]
+            monkeypatch.setattr(ExpertSlots, "place", None)
             list(generate_ids(adapted, [5, 6, 7], 5, SAMPLING))
-            assert base.weights.use == before
+            assert base.weights.use[0] == before + 4 * 2 * model.num_hidden_layers
     assert texts[0] == texts[1] and texts[0][0] != texts[0][1]
 
 

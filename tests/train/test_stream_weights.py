@@ -390,7 +390,7 @@ def test_only_the_experts_that_a_token_chose_are_read(
     architecture: str, make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are read from main memory, to the same text: two of 8 experts for a token, one token at a time."""
-    monkeypatch.setattr("wgrad.train.model.streamed_weights._COPIED_BELOW", 700)
+    monkeypatch.setattr("wgrad.train.model.host_layers._COPIED_BELOW", 700)
     tied = architecture.startswith("Gpt")
     folder = make_checkpoint(architecture, **SHAPE, num_experts=8, num_local_experts=8, tie_word_embeddings=tied)
     model, transfer = load_model_config(folder), type(card).transfer

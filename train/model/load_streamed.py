@@ -22,21 +22,21 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import remove_leftovers, writing
 from wgrad.train.files.safetensors_files import TensorSource, read_entries, write_safetensors
+from wgrad.train.model.host_layers import (
+    HostLayer,
+    Layer,
+    ResidentLayer,
+    SplitLayer,
+    Weights,
+    arrays_of,
+    stays,
+)
 from wgrad.train.model.load_weights import Loader, place
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress
 from wgrad.train.model.pissa import PissaStart
 from wgrad.train.model.stacks import stack_biases
-from wgrad.train.model.streamed_weights import (
-    HostLayer,
-    Layer,
-    ResidentLayer,
-    SplitLayer,
-    StreamedWeights,
-    Weights,
-    arrays_of,
-    stays,
-)
+from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING, HEAD, outer_projections, weight_specs
 
 FORMAT = 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.ops.clamped_swiglu import clamped_swiglu
-from wgrad.autograd.ops.routing import group
+from wgrad.autograd.ops.routing import Groups, group
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 from wgrad.train.model.activations import PLAIN
@@ -36,7 +36,7 @@ def mixture(
     one: Array,
     balance: Balance | None = None,
     routed: Tensor | None = None,
-    slots_of: Callable[[Array], tuple[Array, int] | None] | None = None,
+    group_by: Callable[[Tensor, int], Groups] | None = None,
 ) -> Tensor:
     """Return float32 [N, C]: h, if any, plus the weighted outputs of each token's experts.
 
@@ -51,14 +51,13 @@ def mixture(
         one: float32 [1] with the value 1.
         balance: Load-balancing loss that gets the router's logits and choices.
         routed: Input of the router, if not y.
-        slots_of: Returns the slots of chosen experts, by which `weights` has them, and the number of slots; None: by
-            the experts' own numbers.
+        group_by: Groups the rows of chosen experts in the order in which `weights` has them, given their numbers and
+            the number of experts; None: by their numbers.
     """
     experts, scale = config.experts, 1.0 if h is None else config.residual_scale
     assert experts is not None
     shares, ids = _route(config, experts, weights, prefix, y if routed is None else routed, balance, routed is not None)
-    slots = None if slots_of is None else slots_of(ids.data)
-    groups = group(ids, experts.count, y.device) if slots is None else group(slots[0], slots[1], y.device)
+    groups = group(ids, experts.count, y.device) if group_by is None else group_by(ids, experts.count)
     unit = Tensor(one, y.device).reshape(1, 1)
 
     def linear(part: str, x: Tensor, gather: bool = False) -> Tensor:

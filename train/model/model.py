@@ -148,7 +148,8 @@ class Model(Attention):
         self._balance = balance
         if self._streamed is not None:
             adapted = self.adapter is not None and any(EXPERTS in module for module in self.adapter.modules)
-            self._streamed.begin(None if cache is None else inputs.ids.size, adapted)
+            is_step = inputs.doc_start.shape[-1] == 1
+            self._streamed.begin(None if cache is None else inputs.ids.size, adapted, is_step)
         table = self._whole(EMBEDDING)
         table = self.weights[EMBEDDING] if table is None else table
         h = F.embedding(table, inputs.ids, dtype=np.float32, device=self.device)
@@ -349,7 +350,7 @@ class Model(Attention):
             routed = partial(
                 mixture, c, self.weights, self.adapter, prefix, projection=partial(self._linear, inputs=inputs),
                 one=self._constant(1, 1), balance=self._balance,
-                slots_of=partial(self._streamed.slots_of, index) if self._streamed is not None else None,
+                group_by=partial(self._streamed.group, index) if self._streamed is not None else None,
             )  # fmt: skip
             if c.experts is not None and c.experts.norms is not None:
                 return self._with_mlp(index, y, h, inputs, routed)

@@ -6,253 +6,35 @@ may be resident on the device; while one of them is computed, both buffers are f
 
 A head that is not resident is copied for its GEMM and freed afterwards. Shaders read the few rows that they need of an
 embedding directly in main memory. If few tokens are decoded, they read the chosen experts' weights there as well, or
-from slots on the device that have the experts used last (expert_slots.py): then only the experts are in main memory.
+from slots on the device that have the experts used last (expert_slots.py). Then only the experts are in main memory,
+and for more tokens those that they chose are gathered.
+
 Copies are queued in order with the device's other work, so recordings contain them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.ops.routing import Groups, group
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
-from wgrad.device.formats.frozen_weight import FrozenWeight
-from wgrad.device.memory import ALIGN, Array
+from wgrad.device.memory import Array
 from wgrad.train.model.expert_slots import SPARE_SLOTS, ExpertSlots
+from wgrad.train.model.host_layers import HostLayer, Layer, Weights, laid_out, read_there
 from wgrad.train.model.stacks import stack_layer, stack_parts
 from wgrad.train.model.weights import EMBEDDING, HEAD
 
-Weights = dict[str, Any]  # Array or FrozenWeight by name
 # Experts are read in main memory if the tokens together choose at most this part of them. Each is then read about once,
 # which moves fewer bytes than copying the layer.
 _READ_THERE = 0.25
-_COPIED_BELOW = 1 << 20  # smaller arrays of experts, in bytes, are copied: tables, for example, are read repeatedly
-
-
-def mapped(weights: Mapping[str, Any], change: Callable[[Array], Array]) -> Weights:
-    """Return the weights with `change` applied to each of their arrays, in order."""
-    return {n: w.map_arrays(change) if isinstance(w, FrozenWeight) else change(w) for n, w in weights.items()}
-
-
-def arrays_of(weights: Mapping[str, Any]) -> list[Array]:
-    """Return the arrays of weights, in order."""
-    found: list[Array] = []
-    mapped(weights, lambda array: found.append(array) or array)  # type: ignore[func-returns-value]
-    return found
-
-
-def _padded(array: Array) -> int:
-    result: int = -(-array.nbytes // ALIGN) * ALIGN
-    return result
-
-
-def buffer_bytes(weights: Mapping[str, Any]) -> int:
-    """Return the size in bytes of a buffer in which `laid_out` places such weights."""
-    return max(ALIGN, sum(map(_padded, arrays_of(weights))))
-
-
-def stays(layer: int, layers: int, resident: int) -> bool:
-    """Return whether a layer is one of the `resident` layers that stay on the device.
-
-    These are spread evenly from the first layer on, so that each copy has equally much work to overlap with.
-    """
-    streamed = layers - resident
-    return (layer + 1) * streamed // layers == layer * streamed // layers
-
-
-def laid_out(weights: Mapping[str, Any], buffer: Array) -> Weights:
-    """Return weights with the shapes of `weights` as views of a buffer, each aligned for bindings."""
-    at = 0
-
-    def view(array: Array) -> Array:
-        nonlocal at
-        start, at = at, at + _padded(array)
-        return Array(buffer.lease, buffer.offset + start, array.shape, array.dtype)
-
-    return mapped(weights, view)
-
-
-def read_there(there: Weights, placed: Weights) -> Weights:
-    """Return weights whose large arrays are those of `there` in main memory, and small ones those of `placed`."""
-    copies = iter(arrays_of(placed))
-    return mapped(there, lambda array: _large(array, next(copies)))
-
-
-def _large(array: Array, copy: Array) -> Array:
-    return array if array.nbytes >= _COPIED_BELOW else copy
-
-
-@dataclass(frozen=True)
-class HostLayer:
-    """A layer's weights in main memory. `weights` are views of `buffer`, uint8 [n]."""
-
-    buffer: Array
-    weights: Weights
-
-    @property
-    def host(self) -> HostLayer:
-        """The part in main memory: all of it."""
-        return self
-
-    @property
-    def on_device(self) -> Weights:
-        """The weights on the device: none."""
-        return {}
-
-    def part_of(self, name: str) -> HostLayer | ResidentLayer:
-        """Return the part of the layer that has a weight."""
-        return self
-
-    @classmethod
-    def like(cls, weights: Mapping[str, Any], device: Device) -> HostLayer:
-        """Allocate a layer for weights of these shapes, whose arrays may be on any device."""
-        buffer = device.empty_host((buffer_bytes(weights),), np.uint8)
-        return cls(buffer, laid_out(weights, buffer))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of `buffer`."""
-        return int(self.buffer.nbytes)
-
-    def spans(self, apart: Collection[str]) -> list[tuple[int, int]]:
-        """Return the byte ranges of `buffer` to copy if large arrays of the weights named in `apart` are left out."""
-        found: list[tuple[int, int]] = []
-        for name, weight in self.weights.items():
-            for array in arrays_of({name: weight}):
-                begin = array.offset - self.buffer.offset
-                end = begin + _padded(array)
-                if name in apart and array.nbytes >= _COPIED_BELOW:
-                    continue
-                if found and found[-1][1] == begin:
-                    begin = found.pop()[0]
-                found.append((begin, end))
-        return found
-
-    def write(self, data: np.ndarray, device: Device) -> None:
-        """Take the bytes of `read`, uint8 [n]."""
-        device.write(self.buffer, data)
-
-    def read(self, device: Device) -> np.ndarray:
-        """Return the bytes of `buffer`."""
-        data: np.ndarray = device.download(self.buffer)
-        return data
-
-
-@dataclass(frozen=True)
-class ResidentLayer:
-    """A layer's weights on the device, in separate arrays since the allocator would round one large buffer up by more.
-
-    shapes: weights of the same shapes, whose arrays may be on any device.
-    """
-
-    shapes: Weights
-    weights: Weights = field(default_factory=dict)
-    host: None = None
-
-    @property
-    def on_device(self) -> Weights:
-        """The weights on the device: all of them."""
-        return self.weights
-
-    def part_of(self, name: str) -> HostLayer | ResidentLayer:
-        """Return the part of the layer that has a weight."""
-        return self
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of `read`."""
-        return buffer_bytes(self.shapes)
-
-    def write(self, data: np.ndarray, device: Device) -> None:
-        """Create the weights from the bytes of a `HostLayer` with the same weights."""
-        at = 0
-
-        def placed(array: Array) -> Array:
-            nonlocal at
-            start, at = at, at + _padded(array)
-            made: Array = device.empty(array.shape, array.dtype)
-            device.write(made, data[start : start + array.nbytes].view(array.dtype).reshape(array.shape))
-            return made
-
-        self.weights.update(mapped(self.shapes, placed))
-
-    def read(self, device: Device) -> np.ndarray:
-        """Return the bytes that a `HostLayer` with the same weights would have."""
-        data, at = np.zeros(self.nbytes, np.uint8), 0
-        for array in arrays_of(self.weights):
-            data[at : at + array.nbytes] = device.download(array).reshape(-1).view(np.uint8)
-            at += _padded(array)
-        return data
-
-
-@dataclass(frozen=True)
-class SplitLayer:
-    """A layer whose experts are in main memory, and whose other weights are on the device.
-
-    names: names of all its weights, in order.
-    """
-
-    host: HostLayer
-    resident: ResidentLayer
-    names: tuple[str, ...]
-
-    @classmethod
-    def like(cls, weights: Mapping[str, Any], experts: Collection[str], device: Device) -> SplitLayer:
-        """Allocate a layer for weights of these shapes, whose arrays may be on any device."""
-        host = HostLayer.like({name: w for name, w in weights.items() if name in experts}, device)
-        return cls(host, ResidentLayer({n: w for n, w in weights.items() if n not in experts}), tuple(weights))
-
-    @property
-    def weights(self) -> Weights:
-        """All weights by name, in order."""
-        return {name: self.part_of(name).weights[name] for name in self.names}
-
-    @property
-    def on_device(self) -> Weights:
-        """The weights on the device."""
-        return self.resident.weights
-
-    def part_of(self, name: str) -> HostLayer | ResidentLayer:
-        """Return the part of the layer that has a weight."""
-        return self.host if name in self.host.weights else self.resident
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of `read`."""
-        return sum(sizes[1] for sizes in self._sizes())
-
-    def _sizes(self) -> Iterator[tuple[HostLayer | ResidentLayer, int]]:
-        """Yield the part and the bytes of each weight, in order."""
-        for name in self.names:
-            part = self.part_of(name)
-            shapes = part.weights if isinstance(part, HostLayer) else part.shapes
-            yield part, sum(map(_padded, arrays_of({name: shapes[name]})))
-
-    def write(self, data: np.ndarray, device: Device) -> None:
-        """Take the bytes of a `HostLayer` with the same weights."""
-        pieces: dict[int, list[np.ndarray]] = {id(self.host): [], id(self.resident): []}
-        at = 0
-        for part, size in self._sizes():
-            pieces[id(part)].append(data[at : at + size])
-            at += size
-        for part in (self.host, self.resident):
-            part.write(np.concatenate([*pieces[id(part)], np.zeros(0, np.uint8)]), device)
-
-    def read(self, device: Device) -> np.ndarray:
-        """Return the bytes that a `HostLayer` with the same weights would have."""
-        rest = {id(part): part.read(device) for part in (self.host, self.resident)}
-        found = []
-        for part, size in self._sizes():
-            found.append(rest[id(part)][:size])
-            rest[id(part)] = rest[id(part)][size:]
-        return np.concatenate(found)
-
-
-Layer = HostLayer | ResidentLayer | SplitLayer
+# With slots, the chosen experts are gathered if all have at most so many rows on average. With more rows nearly all are
+# chosen, and copies of whole layers overlap with the GEMMs of the layer before.
+_GATHERED_ROWS = 64
 
 
 class StreamedWeights(Mapping[str, Any]):
@@ -299,20 +81,25 @@ class StreamedWeights(Mapping[str, Any]):
             biases = {f"{name}_bias" for name in experts} & resident.keys()
             for n, host in hosts.items():
                 own = {name: resident[name] for name in biases if name.removesuffix("_bias") in host.weights}
-                self._slots[n] = ExpertSlots(host.weights | own, count, slots, device)
+                self._slots[n] = ExpertSlots(host.weights | own, count, slots, device, placed[n])
         self._slot_tokens = int(slots / (SPARE_SLOTS * round(share * count))) if share else 0
         self._in_slots = {name: weight for of in self._slots.values() for name, weight in of.weights.items()}
+        self._gathered = {name: weight for of in self._slots.values() for name, weight in of.gathered.items()}
         self.begin()
 
-    def begin(self, tokens: int | None = None, adapted_experts: bool = False) -> None:
+    def begin(self, tokens: int | None = None, adapted_experts: bool = False, is_step: bool = True) -> None:
         """Begin a pass over the layers. It does not reuse layers left by earlier passes, which a replay may not find.
 
         tokens: number of tokens to decode, or None if the pass does not decode.
         adapted_experts: whether experts have adapters, whose rows are in the order of experts, not of slots.
+        is_step: whether it is a step of decoding, whose experts `use` counts, and no prompt.
         """
-        few = tokens is not None and tokens <= self._slot_tokens and not adapted_experts
-        self._cached: Weights = self._in_slots if few else {}
-        self._apart = tokens is not None and tokens <= self._few_tokens
+        decodes, self._is_step = tokens is not None, is_step
+        count = tokens or 0
+        self._by_slot = decodes and count <= self._slot_tokens and not adapted_experts
+        gathers = decodes and count * self._share <= _GATHERED_ROWS
+        self._cached: Weights = self._in_slots if self._by_slot else self._gathered if gathers else {}
+        self._apart = decodes and count <= self._few_tokens
         self._held: list[int | None] = [None, None]  # index among the streamed layers of the one in each buffer
         self._stacks: Weights = {}  # stacks of the last entered layer
         self._last = -1
@@ -337,15 +124,20 @@ class StreamedWeights(Mapping[str, Any]):
                 self._device.transfer(*(view(array, (end - begin,), begin) for array in (source, self._buffers[slot])))
             self._held[slot] = place
 
-    def slots_of(self, layer: int, ids: Array) -> tuple[Array, int] | None:
-        """Return the slots from which `weights` gives a layer's experts, int32 [T, k], and their number in all. Missing
-        experts are copied. None: the pass reads experts by their own number. ids: chosen experts, int32 [T, k]."""
+    def group(self, layer: int, ids: Tensor, experts: int) -> Groups:
+        """Group the slots of ids, int32 [T, k], by expert, or by the slot from which a layer's weights are then given,
+        after copying those that are missing. experts: their number."""
         slots = self._slots.get(layer) if self._cached else None
-        return None if slots is None else (slots.place(ids), slots.number)
+        if slots is not None and self._by_slot:
+            return group(slots.place(ids.data), slots.number, self._device)
+        groups = group(ids, experts, self._device)
+        if slots is not None:
+            slots.gather(groups.start, self._is_step)
+        return groups
 
     @property
     def use(self) -> tuple[int, int]:
-        """Return how many experts decoding needed from slots so far, and how many of them were missing."""
+        """Return how many experts steps of decoding needed so far, and how many of them were in no slot."""
         uses = [slots.use for slots in self._slots.values()]
         return sum(needed for needed, _ in uses), sum(missing for _, missing in uses)
 

@@ -1,4 +1,5 @@
-"""A cache of experts in slots. Shaders: moe_place.wgsl, moe_copy.wgsl."""
+"""A cache of experts in slots. Shaders: moe_place.wgsl, moe_keep.wgsl, moe_copy.wgsl,
+moe_gather.wgsl."""
 
 from __future__ import annotations
 
@@ -25,11 +26,33 @@ def place_experts(
     return places, copies
 
 
+@implements("keep_experts")
+def keep_experts(device: Runtime, start: Array, held: Array, used: Array, counts: Array, counted: bool) -> Array:
+    experts = start.size - 1
+    origins = device.empty((experts, 2), np.int32)
+    constants: dict[str, Constant] = {"MOST_EXPERTS": MOST_EXPERTS}
+    arrays, params = [start, held, used, counts, origins], [experts, held.size, int(counted)]
+    device.launch("moe_keep", arrays, params, (1, 1, 1), constants, work=float(experts**2))
+    return origins
+
+
+@implements("gather_experts")
+def gather_experts(device: Runtime, origins: Array, source: Array, kept: Array, slots: int, out: Array | None) -> None:
+    _copy(
+        device, "moe_gather", [origins, source, kept, *([] if out is None else [out])], source.nbytes, origins.shape[0]
+    )
+
+
 @implements("copy_experts")
 def copy_experts(device: Runtime, copies: Array, source: Array, out: Array, experts: int, slots: int) -> None:
-    nbytes = source.nbytes // experts
-    unit = 16 if nbytes % 16 == 0 else 4
-    constants: dict[str, Constant] = {"T": "vec4<u32>" if unit == 16 else "u32"}
-    units, pairs = nbytes // unit, copies.shape[0]
-    groups = (-(-units // (_LOADS * GROUP)), pairs, 1)
-    device.launch("moe_copy", [copies, source, out], [units], groups, constants, work=2.0 * nbytes * pairs)
+    _copy(device, "moe_copy", [copies, source, out], source.nbytes // experts * copies.shape[0], copies.shape[0])
+
+
+def _copy(device: Runtime, shader: str, arrays: list[Array], nbytes: int, experts: int) -> None:
+    """Launch a shader that copies `nbytes` bytes in parts of so many experts. arrays: its bindings."""
+    each = nbytes // experts
+    unit = 16 if each % 16 == 0 else 4
+    constants: dict[str, Constant] = {"T": "vec4<u32>" if unit == 16 else "u32", "OUT": len(arrays) == 4}
+    units = each // unit
+    groups = (-(-units // (_LOADS * GROUP)), experts, 1)
+    device.launch(shader, arrays, [units], groups, constants, work=2.0 * nbytes)
