@@ -192,9 +192,8 @@ def test_a_model_whose_template_has_no_special_token_at_the_end_of_a_turn(
     template: str, told: int, make_tokenizer: Any, write_lines: Any
 ) -> None:
     tokenizer = load_tokenizer(make_tokenizer(chat_template=f"{{% for m in messages %}}{template}{{% endfor %}}"))
-    options = {"data": str(write_lines({"messages": TURNS})), "eval_fraction": 0, "max_length": 99}
-    remarks = load_data(RunOptions(**options), tokenizer).remarks
-    assert [remark for remark in remarks if "may go on without end" in remark] == [
-        "note: the model's chat template ends the assistant's turn with no special token of this tokenizer, so an answer "
-        "may go on without end: a template that writes eos_token there stops"
-    ] * told
+    config = RunOptions(data=(str(write_lines({"messages": TURNS})),), eval_fraction=0, max_length=99)
+    remarks = [remark for remark in load_data(config, tokenizer).remarks if "may go on without end" in remark]
+    assert len(remarks) == told
+    for remark in remarks:
+        assert remark.startswith("note: the model's chat template ends the assistant's turn with no special token")
