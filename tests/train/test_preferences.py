@@ -123,6 +123,7 @@ def test_labeled_answers_are_read_from_every_kind_of_file(
         ("orpo", {"prompt": "a", "completion": "b", "label": True}, "it has .*; a 'label' is for --objective kto"),
         ("kto", {"prompt": "a", "completion": "b"}, "needs .* or 'prompt', 'completion' and 'label', for --objective"),
         ("kto", {"prompt": "a", "completion": "b", "label": 3}, "'label' must be true or false; got '3'"),
+        ("kto", {"prompt": "a", "completion": "b", "label": 0, "kto_tag": True}, "'label' and 'kto_tag' differ"),
         ("dpo", PAIR | {"chosen": PAIR["rejected"]}, "'chosen' and 'rejected' are the same"),
         ("dpo", PAIR | {"chosen": ""}, "'chosen' is empty"),
         ("dpo", PAIR | {"chosen": 3}, "'chosen' must be text; got a number"),

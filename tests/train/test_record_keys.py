@@ -203,7 +203,7 @@ def test_pairs_are_read_by_other_names_of_the_question(record: dict, wanted: lis
         {"instruction": "Is it?", "output": "It is.", "kto_tag": True},
         {"messages": [ASK, YES], "kto_tag": "true"},
         {"conversations": [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "It is."}], "label": 1},
-        {"prompt": [ASK], "completion": [YES], "kto_tag": 1},
+        {"prompt": [ASK], "completion": [YES], "kto_tag": 1, "label": "true"},
     ],
 )
 def test_labels_by_other_names(record: dict, tokenizer: Tokenizer) -> None:

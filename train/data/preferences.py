@@ -98,6 +98,9 @@ def _label(keys: Keys) -> int:
     label = label_of(keys.get(name))
     if label is None:
         raise WgradError(f"{name!r} must be true or false; got {str(keys.get(name))[:40]!r}")
+    for other in LABELS:
+        if other in keys and is_filled(part := keys.get(other)) and label_of(part) != label:
+            raise WgradError(f"{name!r} and {other!r} differ: keep one of the two")
     return 1 if label else -1
 
 
