@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_ok
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, Case, upload_inputs
 from wgrad.autograd.selftest.gemm import gemm_case
@@ -40,5 +41,5 @@ def test_a_misaligned_array_takes_the_narrow_kernels(
     launched.clear()
     arrays = upload_inputs(hip_device, inputs) | {which: shifted(hip_device, inputs[which])}
     result = judge(case, expected_outputs(case), to_host(case, hip_device, case.call(hip_device, arrays)))
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_ok(result)
     assert not any(name in WIDE for pair in launched for name in pair)

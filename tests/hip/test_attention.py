@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from tests.hip.emulator.build import build_kernels
 from tests.hip.executor.table import held, only
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
-from wgrad.autograd.selftest.run import check_case
 from wgrad.device.errors import DeviceError
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -49,11 +49,6 @@ def case(shape: Shape, dtype: str, *, packed: bool = True, window: int = 0, size
     return Case(name, "attention", "forward", dtype, text, build, call, BUILTIN_ULPS)
 
 
-def check(device: Any, wanted: Case) -> None:
-    result = check_case(wanted, device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
-
-
 SIZES = [
     case((1, 83, 83, 6, 2, 64), "bfloat16"),
     case((1, 83, 150, 3, 1, 128), "float16", window=19),
@@ -73,13 +68,13 @@ def test_sizes_that_divide_nothing_are_within_the_limits(
     hip_device: Any, wanted: Case, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WGRAD_EMULATED_ORDER", order)
-    check(hip_device, wanted)
+    assert_case(wanted, hip_device)
 
 
 @pytest.mark.parametrize("architecture", ["gfx90a", "gfx1201"])
 @pytest.mark.parametrize("wanted", [*SIZES[:2], SIZES[5]], ids=lambda c: c.name)
 def test_other_architectures_are_within_the_limits(emulator: Any, architecture: str, wanted: Case) -> None:
-    check(emulator.device(architecture), wanted)
+    assert_case(wanted, emulator.device(architecture))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -88,9 +83,9 @@ def test_shares_of_the_keys(
 ) -> None:
     """Where queries do not fill a GPU, work-groups take shares of the keys; some queries see nothing of a share."""
     monkeypatch.setattr(hip_device, "compute_units", 7)
-    check(hip_device, case((1, 5, 800, 2, 1, 64), dtype))
-    check(hip_device, case((1, 3, 801, 2, 1, 128), dtype, window=70))
-    check(hip_device, case((1, 3, 801, 2, 1, 256), dtype, window=70))
+    assert_case(case((1, 5, 800, 2, 1, 64), dtype), hip_device)
+    assert_case(case((1, 3, 801, 2, 1, 128), dtype, window=70), hip_device)
+    assert_case(case((1, 3, 801, 2, 1, 256), dtype, window=70), hip_device)
     assert sum("combine" in kernel for _, kernel in launched) == 3
 
 
@@ -109,7 +104,7 @@ def test_probabilities_are_rounded_as_asked(hip_device: Any, monkeypatch: pytest
     for mode in ("rtne", "rtna", "rtz"):
         monkeypatch.setattr(hip_device, "attention_rounding", mode)
         means[mode] = 1 - mean_of_ones(hip_device)
-        check(hip_device, case((1, 83, 83, 2, 1, 64), "bfloat16"))
+        assert_case(case((1, 83, 83, 2, 1, 64), "bfloat16"), hip_device)
     assert abs(means["rtne"]) < 2.0**-11 and abs(means["rtna"]) < 2.0**-11
     assert 2.0**-10 < means["rtz"] <= 2.0**-8  # the result has steps of 2^-8 there
 
@@ -123,18 +118,18 @@ def test_an_unknown_rounding_is_refused(hip_device: Any) -> None:
     "width, kernels", [(33, 64), (40, 64), (80, 128), (96, 128), (112, 128), (127, 128), (160, 256)]
 )
 def test_widths_between_are_widened(hip_device: Any, launched: list[tuple[str, str]], width: int, kernels: int) -> None:
-    check(hip_device, case((1, 37, 70, 3, 1, width), "float16", window=31))
+    assert_case(case((1, 37, 70, 3, 1, width), "float16", window=31), hip_device)
     names = [name for _, name in launched]
     assert [n for n in names if "forward" in n] == [f"attention_forward_f16_{kernels}"]
     assert names.count("copy_columns") == 4  # q, k, v, o
     launched.clear()
-    check(hip_device, case((2, 1, 40, 2, 2, width), "bfloat16"))  # few keys, one query: as they are
+    assert_case(case((2, 1, 40, 2, 2, width), "bfloat16"), hip_device)  # few keys, one query: as they are
     assert [source for source, _ in launched] == ["attention_plain"]
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 5, 2, 1, 32), (1, 5, 5, 2, 1, 10)])
 def test_other_widths_go_to_the_plain_kernels(hip_device: Any, launched: list[tuple[str, str]], shape: Shape) -> None:
-    check(hip_device, case(shape, "float16", packed=False))
+    assert_case(case(shape, "float16", packed=False), hip_device)
     assert [source for source, _ in launched] == ["attention_plain"]
 
 

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from tests.hip.executor.table import held, only
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
-from wgrad.autograd.selftest.run import check_case
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 NAMES = ("do", "q", "k", "v", "o", "lse", "doc_start")
@@ -66,40 +66,35 @@ SIZES = [
 ]
 
 
-def check(device: Any, wanted: Case) -> None:
-    result = check_case(wanted, device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
-
-
 @pytest.mark.parametrize("order", ["fwd", "rev"])
 @pytest.mark.parametrize("wanted", SIZES, ids=lambda c: c.name)
 def test_sizes_that_divide_nothing_are_within_the_limits(
     hip_device: Any, wanted: Case, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WGRAD_EMULATED_ORDER", order)
-    check(hip_device, wanted)
+    assert_case(wanted, hip_device)
 
 
 @pytest.mark.parametrize("wanted", [*SIZES[:2], SIZES[4]], ids=lambda c: c.name)
 def test_rdna4_is_within_the_limits(emulator: Any, wanted: Case) -> None:
-    check(emulator.device("gfx1201"), wanted)
+    assert_case(wanted, emulator.device("gfx1201"))
 
 
 def test_cdna2_is_within_the_limits(emulator: Any) -> None:
-    check(emulator.device("gfx90a"), SIZES[4])
+    assert_case(SIZES[4], emulator.device("gfx90a"))
 
 
 @pytest.mark.parametrize("scale", [-0.125, 0.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_scale_that_is_not_positive_takes_the_plain_kernels(hip_device: Any, dtype: str, scale: float) -> None:
     """The matrix kernels take the highest score before they scale it: the plain kernels serve this."""
-    check(hip_device, case((1, 41, 2, 1, 64), dtype, window=19, scale=scale))
+    assert_case(case((1, 41, 2, 1, 64), dtype, window=19, scale=scale), hip_device)
 
 
 @pytest.mark.parametrize("powers", [(-10, -6, -8, 8), (-10, -6, 8, -8), (7, 7, -7, -7)])
 def test_float16_gradients_keep_their_digits(hip_device: Any, powers: tuple[int, int, int, int]) -> None:
     """ds below float16's smallest normal number (seen in dq, then in dk), and above its largest."""
-    check(hip_device, case((1, 83, 2, 1, 64), "float16", powers=powers))
+    assert_case(case((1, 83, 2, 1, 64), "float16", powers=powers), hip_device)
 
 
 @pytest.mark.parametrize("width", [64, 128, 256])
@@ -112,7 +107,7 @@ def test_lengths_are_of_whole_rows(hip_device: Any, width: int) -> None:
     x["v"][:, 1::2] = -x["v"][:, ::2]
     mask = x["doc_start"], np.zeros(1, np.int32)
     x["o"], x["lse"] = ReferenceDevice().attention(x["q"], x["k"], x["v"], *mask, scale=width**-0.5)
-    check(hip_device, replace(wanted, build=lambda _rng: x))
+    assert_case(replace(wanted, build=lambda _rng: x), hip_device)
 
 
 def test_lengths_are_of_their_heads(hip_device: Any) -> None:
@@ -127,7 +122,7 @@ def test_lengths_are_of_their_heads(hip_device: Any) -> None:
     x["v"][1, 1::2, 1] = -x["v"][1, :-1:2, 1]
     mask = x["doc_start"], np.zeros(1, np.int32)
     x["o"], x["lse"] = ReferenceDevice().attention(x["q"], x["k"], x["v"], *mask, scale=0.125)
-    check(hip_device, replace(wanted, build=lambda _rng: x))
+    assert_case(replace(wanted, build=lambda _rng: x), hip_device)
 
 
 def test_arrays_beyond_32_bits_of_bytes_go_to_the_plain_kernels(hip_device: Any) -> None:
@@ -159,22 +154,22 @@ def test_splits_over_heads_and_runs_twice_alike(
     for one, other in zip(first, run(6)):
         np.testing.assert_array_equal(one, other)
     monkeypatch.setattr(hip_device, "compute_units", 6)
-    check(hip_device, case((1, 41, 6, 2, 64), dtype))
+    assert_case(case((1, 41, 6, 2, 64), dtype), hip_device)
     assert sum(name.startswith("attention_sum_parts") for _, name in launched) == 3 * 2  # runs, dk and dv
 
 
 def test_only_what_the_kernels_serve_goes_to_them(hip_device: Any, launched: list[tuple[str, str]]) -> None:
-    check(hip_device, case((1, 5, 2, 1, 32), "float16"))
+    assert_case(case((1, 5, 2, 1, 32), "float16"), hip_device)
     assert {source for source, _ in launched} == {"attention_plain"}
     launched.clear()
-    check(hip_device, case((1, 5, 2, 1, 64), "float16"))
+    assert_case(case((1, 5, 2, 1, 64), "float16"), hip_device)
     seen = {source for source, _ in launched}
     assert "attention_backward_dq" in seen and "attention_plain" not in seen
 
 
 @pytest.mark.parametrize("width, dtype", [(40, "float16"), (80, "bfloat16"), (96, "float16"), (112, "bfloat16")])
 def test_widths_between_are_widened(hip_device: Any, launched: list[tuple[str, str]], width: int, dtype: str) -> None:
-    check(hip_device, case((1, 41, 2, 1, width), dtype))
+    assert_case(case((1, 41, 2, 1, width), dtype), hip_device)
     names = [name for _, name in launched]
     assert any("_dq_" in name for name in names) and "attention_plain_dq" not in names
     assert names.count("copy_columns") == 5 + 3  # do, q, k, v, o; dq, dk, dv

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from wgrad.autograd.ops.optimizer import STATE_APPLIED, STATE_SKIPPED
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
-from wgrad.autograd.selftest.run import check_case
 from wgrad.hip.elements import implements
 
 CASES = [case for case in cases() if case.op not in implements.lacks]
@@ -27,14 +27,13 @@ EACH_OPERATOR = list({(c.op, c.direction): c for c in sorted(CASES, key=lambda c
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_cases_are_within_their_limits(hip_device: Any, case: Case) -> None:
-    result = check_case(case, hip_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, hip_device)
 
 
 @pytest.mark.parametrize("case", REVERSED, ids=lambda c: c.name)
 def test_workgroups_may_run_in_reversed_order(hip_device: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WGRAD_EMULATED_ORDER", "rev")
-    assert check_case(case, hip_device).ok
+    assert_case(case, hip_device)
 
 
 def test_sums_have_the_same_bits_in_any_order(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,4 +133,4 @@ def test_losses_of_a_chunk_of_rows_are_written_at_theirs(hip_device: Any) -> Non
 def test_losses_are_the_same_in_chunks_of_rows(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wgrad.hip.loss.loss.CHUNK_BYTES", 0)  # 128 rows
     case = next(c for c in CASES if c.name == "linear_cross_entropy/bias/133x123x41/float32")
-    assert check_case(case, hip_device).ok
+    assert_case(case, hip_device)

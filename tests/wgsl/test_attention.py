@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
 from wgrad.autograd.selftest.cases import cases
-from wgrad.autograd.selftest.run import EPSILON, MULTIPLE, check_case
+from wgrad.autograd.selftest.run import EPSILON, MULTIPLE
 from wgrad.device.errors import DeviceError
 from wgrad.wgsl.attention.attention_plan import BACKWARD, FEW_REGISTERS, FORWARD, Plan, Tile, decode_bytes, plan
 from wgrad.wgsl.device import WgpuDevice
@@ -48,22 +49,17 @@ def planned(device: WgpuDevice) -> Iterator[WgpuDevice]:
     device.attention_plan = None
 
 
-def check(case: Case, device: Any) -> None:
-    result = check_case(case, device)
-    assert result.ok, f"{result.name}: {result.output} off by {result.error:.3g}, allowed {result.limit:.3g}"
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_cases_are_within_their_limits(case: Case, device: WgpuDevice) -> None:
     if "float16" in case.dtype and not device.float16:
         pytest.skip("the device has no float16")
-    check(case, device)
+    assert_case(case, device)
 
 
 def test_the_last_query_that_sees_a_key_begins_a_tile(device: WgpuDevice) -> None:
     """Query 32 is the last in whose window key 31 is, the last of its tile."""
     for window in (2, 34):
-        check(attention_case("window", (1, 97, 4, 2, 40), F32, window=window, backward=True), device)
+        assert_case(attention_case("window", (1, 97, 4, 2, 40), F32, window=window, backward=True), device)
 
 
 @pytest.mark.parametrize(("tile", "width", "prefetch", "backward"), sorted(TILES, key=repr), ids=repr)
@@ -77,7 +73,7 @@ def test_every_tile_of_the_tables_is_within_the_limits(
     if used > planned.workgroup_bytes:
         pytest.skip("the device has too little workgroup memory")
     shape = (1, 2 * max(tile.rows, tile.columns) + 7, 2, 1, width)
-    check(attention_case("tile", shape, F32, documents=3, window=61, backward=backward), planned)
+    assert_case(attention_case("tile", shape, F32, documents=3, window=61, backward=backward), planned)
 
 
 @pytest.mark.parametrize(("memory", "backward"), [(32_768, False), (16_384, True)])
@@ -85,7 +81,7 @@ def test_heads_of_512_are_within_the_limits(memory: int, backward: bool, planned
     chosen = plan(512, memory)
     assert chosen is not None
     planned.attention_plan = dataclasses.replace(chosen, wanted_groups=1)
-    check(attention_case("wide", (1, 67, 2, 1, 512), F32, documents=2, window=37, backward=backward), planned)
+    assert_case(attention_case("wide", (1, 67, 2, 1, 512), F32, documents=2, window=37, backward=backward), planned)
 
 
 @pytest.mark.parametrize("wanted", [1, 7, 40, 10_000])
@@ -94,7 +90,7 @@ def test_splits_are_within_the_limits(wanted: int, backward: bool, planned: Wgpu
     chosen = plan(64, 16_384)
     assert chosen is not None
     planned.attention_plan = dataclasses.replace(chosen, wanted_groups=wanted)
-    check(attention_case("splits", (1, 523, 6, 1, 64), F32, documents=2, backward=backward), planned)
+    assert_case(attention_case("splits", (1, 523, 6, 1, 64), F32, documents=2, backward=backward), planned)
 
 
 def test_part_of_a_split_may_see_no_key(planned: WgpuDevice) -> None:
@@ -102,7 +98,7 @@ def test_part_of_a_split_may_see_no_key(planned: WgpuDevice) -> None:
     chosen = plan(64, 16_384)
     assert chosen is not None
     planned.attention_plan = dataclasses.replace(chosen, wanted_groups=10_000)
-    check(attention_case("empty parts", (2, 2, 4, 2, 64), F32, keys=1003, cache_len=1), planned)
+    assert_case(attention_case("empty parts", (2, 2, 4, 2, 64), F32, keys=1003, cache_len=1), planned)
 
 
 @pytest.mark.parametrize(

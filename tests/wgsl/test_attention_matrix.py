@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from tests.wgsl.launches import same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, Case, Inputs, upload_inputs
-from wgrad.autograd.selftest.run import check_case, to_host
+from wgrad.autograd.selftest.run import to_host
 from wgrad.wgsl.attention import attention_matrix
 from wgrad.wgsl.attention.attention_matrix import MatrixRows
 
@@ -57,8 +58,7 @@ def test_cases_run_on_their_kernels_within_the_limits(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int
 ) -> None:
     monkeypatch.setattr(matrix_device, "lanes", lanes)
-    result = check_case(case, matrix_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, matrix_device)
     assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
 
 
@@ -84,8 +84,7 @@ def test_rows_that_pass_to_their_registers_in_parts(
         attention_matrix, "TILES", attention_matrix.TILES | dict.fromkeys(("forward", "dq"), ((0, many),))
     )
     monkeypatch.setattr(attention_matrix, "_FEW_ROWS", many.rows)
-    result = check_case(case, matrix_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, matrix_device)
     assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
 
 
@@ -101,8 +100,7 @@ def test_pairs_of_subgroups_share_rows(
     monkeypatch.setattr(matrix_device, "lanes", lanes)
     tiles = {"forward": ((0, replace(pairs, in_turns=True)),), "dq": ((0, pairs),)}
     monkeypatch.setattr(attention_matrix, "TILES", attention_matrix.TILES | tiles)
-    result = check_case(case, matrix_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, matrix_device)
     assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
 
 
@@ -161,8 +159,7 @@ def test_shapes_get_their_tiles_on_tensor_cores(matrix_device: Any) -> None:
 def test_a_softcap_goes_to_the_plain_kernels(matrix_device: Any, backward: bool) -> None:
     """The units' kernels know none."""
     case = attention_case("softcap", (1, 37, 2, 1, 32), F16, softcap=1.5, backward=backward)
-    result = check_case(case, matrix_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, matrix_device)
     assert not any("matrix" in shader for shader in matrix_device.launched)
 
 

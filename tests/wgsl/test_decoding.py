@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import decoding
 from wgrad.autograd.selftest.case import F32, Case
-from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.device import WgpuDevice
 
 SETTINGS: list[tuple[Any, ...]] = [
@@ -65,8 +65,7 @@ STEPS = [case for case in decoding.cases(F32) if case.name.startswith(("advance"
 
 @pytest.mark.parametrize("case", STEPS, ids=lambda case: case.name)
 def test_steps_of_several_sequences_are_within_the_limits(case: Case, wgpu_device) -> None:
-    result = check_case(case, wgpu_device)
-    assert result.ok, result
+    assert_case(case, wgpu_device)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

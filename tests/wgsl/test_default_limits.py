@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from tests.case_results import assert_case
 from tests.conftest import require_wgpu
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint, write_text_data
 from tests.train.gguf_writer import write_gguf
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
-from wgrad.autograd.selftest.run import check_case
 from wgrad.train.commands.cli import main
 from wgrad.train.model.model_files import SINGLE_FILE
 from wgrad.train.run import session
@@ -71,8 +71,7 @@ def test_the_device_has_no_more_than_the_defaults() -> None:
 
 @pytest.mark.parametrize("case", [c for c in cases(float16=False) if c.name in HALVES], ids=lambda case: case.name)
 def test_weights_and_scales_are_read_from_the_bits_of_float16(case: Case) -> None:
-    result = check_case(case, least_device())
-    assert result.ok, result
+    assert_case(case, least_device())
 
 
 @pytest.mark.parametrize("size", [123, 124])
@@ -84,8 +83,7 @@ def test_float16_is_cast_from_its_bits(size: int, rng: np.random.Generator) -> N
 @pytest.mark.all
 @pytest.mark.parametrize("case", cases(float16=False), ids=lambda case: case.name)
 def test_an_operator_within_the_default_limits(case: Case) -> None:
-    result = check_case(case, least_device())
-    assert result.ok, result
+    assert_case(case, least_device())
 
 
 def test_a_gguf_base_trains_within_the_default_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from tests.wgsl.launches import same_bits_in_parts
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import delta_rule as rule_cases
@@ -60,7 +61,7 @@ def test_several_segments_are_within_the_limits(
     made = [y, *back(wgpu_device.upload(dy), **given, states=states, **options)]
     for found, value in zip(made, wanted):
         np.testing.assert_allclose(wgpu_device.download(found), value, rtol=2e-4, atol=2e-5)
-    assert check_case(CASES[f"{op}/{STATE}"], wgpu_device).ok
+    assert_case(CASES[f"{op}/{STATE}"], wgpu_device)
 
 
 def test_little_workgroup_memory_and_few_registers_suffice(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from tests.wgsl.launches import launched
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
-from wgrad.autograd.selftest.run import check_case, selftest_cases
+from wgrad.autograd.selftest.run import selftest_cases
 from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm, gemm_tile
@@ -78,8 +79,7 @@ def test_there_are_cases_of_every_product() -> None:
 
 @pytest.mark.parametrize("case", PRODUCTS, ids=lambda c: c.name)
 def test_products_on_the_drivers_own_kind(case: Case, wgpu_device: Any) -> None:
-    result = check_case(case, wgpu_device)
-    assert result.ok, result
+    assert_case(case, wgpu_device)
 
 
 @pytest.mark.parametrize("case", [c for c in PRODUCTS if c.name in WIDE], ids=lambda c: c.name)
@@ -87,8 +87,7 @@ def test_the_tile_of_software_drivers_is_within_the_limits(case: Case, wgpu_devi
     """The tile of a run on a software driver, in place of the smaller one that tests have."""
     monkeypatch.setattr(gemm_tile, "software_tile", software_tile)
     assert software_tile(128, 128).tm4 == 4
-    result = check_case(case, wgpu_device)
-    assert result.ok, result
+    assert_case(case, wgpu_device)
 
 
 def test_a_product_as_a_run_has_it(wgpu_device: Any) -> None:
@@ -104,8 +103,7 @@ def test_a_product_as_a_run_has_it(wgpu_device: Any) -> None:
 
 @pytest.mark.parametrize("case", PRODUCTS, ids=lambda c: c.name)
 def test_tiled_kernels_are_within_the_limits(case: Case, tiled: Any) -> None:
-    result = check_case(case, tiled)
-    assert result.ok, result
+    assert_case(case, tiled)
 
 
 @pytest.mark.usefixtures("as_written")
@@ -113,8 +111,7 @@ def test_tiled_kernels_are_within_the_limits(case: Case, tiled: Any) -> None:
 def test_the_whole_tile_is_within_the_limits(case: Case, tiled: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(gemm_tile, "MAIN", MAIN)
     monkeypatch.setattr(tiled, "_compiler", Compiler(tiled._device))
-    result = check_case(case, tiled)
-    assert result.ok, result
+    assert_case(case, tiled)
 
 
 @pytest.mark.parametrize("case", transposed_cases(True), ids=lambda c: c.name)
@@ -122,8 +119,7 @@ def test_products_of_a_left_operand_that_is_transposed_first(case: Case, tiled: 
     if case.dtype.startswith("float16") and not tiled.float16:
         pytest.skip("the device has no float16")
     names = launched(tiled, monkeypatch)
-    result = check_case(case, tiled)
-    assert result.ok, result
+    assert_case(case, tiled)
     assert names.count("gemm_transpose") == 1 and not tiled.transposes_left
     assert case.name in {c.name for c in selftest_cases(tiled)}
 

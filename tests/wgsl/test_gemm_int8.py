@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.int8 import int8_cases
-from wgrad.autograd.selftest.run import check_case
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 from wgrad.hip.device import HipDevice
@@ -89,8 +89,7 @@ def test_sums_are_those_of_integers(device: Any, case: Any) -> None:
     """The self-test's: operands that rounding leaves as they are."""
     if "float16" in case.name and not device.float16:
         pytest.skip("the device has no float16")
-    result = check_case(case, device)
-    assert result.ok, result
+    assert_case(case, device)
 
 
 def test_blocks_differ_in_scale(device: Any) -> None:

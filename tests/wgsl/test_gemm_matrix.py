@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from tests.wgsl.launches import same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.reference import ReferenceDevice
@@ -79,8 +80,7 @@ def test_cases_run_on_tensor_cores_within_the_limits(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int
 ) -> None:
     monkeypatch.setattr(matrix_device, "lanes", lanes)
-    result = check_case(case, matrix_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, matrix_device)
     assert "gemm" not in matrix_device.launched  # no product of these cases goes anywhere else
     if case.name.split("/")[1] == "skinny":
         assert matrix_device.launched <= {"gemm_matrix_skinny", "gemm_reduce"}
@@ -95,8 +95,7 @@ def test_a_tile_may_have_columns_of_several_weights(
     monkeypatch.setattr(gemm_matrix, "MEDIUM", wide)
     bounds = np.cumsum(case.inputs()["weight"].parts)[:-1]
     assert any(bounds % wide.n) and not any(bounds % SMALL_MEDIUM.n)
-    result = check_case(case, matrix_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, matrix_device)
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -108,8 +107,7 @@ def test_a_weight_is_decoded_first_where_there_are_many_rows(matrix_device: Any)
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("case", [c for c in loss.cases(F16) if "eights" in c.name], ids=lambda case: case.name)
 def test_gradients_of_logits_run_on_tensor_cores(matrix_device: Any, case: Case) -> None:
-    result = check_case(case, matrix_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, matrix_device)
     assert ("gemm" in matrix_device.launched) == ("bias" in case.name)  # whose gradient is of float32 logits
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from tests.wgsl import test_attention_matrix, test_gemm_matrix
 from tests.wgsl.matrix_emulation import LANES, OTHER_SHAPES
 from tests.wgsl.test_gemm_matrix import small_tiles  # noqa: F401
@@ -17,7 +18,6 @@ from tests.wgsl.test_shaders import SHADERS
 from wgrad.autograd.selftest.case import Case, upload_inputs
 from wgrad.autograd.selftest.delta_rule import matrix_rule_cases
 from wgrad.autograd.selftest.matrix import decoded_cases
-from wgrad.autograd.selftest.run import check_case
 from wgrad.device.errors import DeviceError
 from wgrad.wgsl.roofline import roofs
 from wgrad.wgsl.runtime import cooperative
@@ -34,8 +34,7 @@ OPERATION = re.compile(r"coop_mat(\d+)x(\d+)<f(?:16|32), ([ABC])>")
 def check(device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, shape: Shape, lanes: int) -> None:
     monkeypatch.setattr(device, "lanes", lanes)
     monkeypatch.setattr(device, "matrix_shape", shape)
-    result = check_case(case, device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, device)
 
 
 @pytest.mark.all

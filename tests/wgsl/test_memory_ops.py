@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
-from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.operators import implements
@@ -25,8 +25,7 @@ CASES = [c for c in cases(True) if c.op not in ELSEWHERE]
 def test_cases_are_within_their_limits(case: Case, wgpu_device: Any) -> None:
     if "float16" in case.dtype and not wgpu_device.float16:
         pytest.skip("the device has no float16")
-    result = check_case(case, wgpu_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, wgpu_device)
 
 
 def test_storage_of_the_contract_is_there() -> None:

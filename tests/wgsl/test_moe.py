@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.case_results import assert_case
 from tests.wgsl.launches import same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.selftest.case import F16, F32, Case
 from wgrad.autograd.selftest.experts import cases, grouped_case
 from wgrad.autograd.selftest.matrix import expert_cases
-from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_matrix
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
@@ -47,8 +47,7 @@ def test_cases_run_on_tensor_cores_within_the_limits(
         monkeypatch.setattr(grouped, name, 0)
     monkeypatch.setattr(grouped, "_FEWER", ())
     monkeypatch.setattr(gemm_matrix, "NARROW", narrow)
-    result = check_case(case, matrix_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, matrix_device)
     assert "gemm_matrix" in matrix_device.launched and "gemm" not in matrix_device.launched
 
 
@@ -59,15 +58,13 @@ def test_a_tile_may_hold_all_rows_of_an_expert(matrix_device: Any, monkeypatch: 
     for name in ("_HIGH_ROWS", "_LEAST_K"):
         monkeypatch.setattr(grouped, name, 0)
     monkeypatch.setattr(grouped, "_FEWER", ())
-    result = check_case(grouped_case("backward", "whole", (61, 5, 2, 64, 224), F16, format="mxfp4"), matrix_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(grouped_case("backward", "whole", (61, 5, 2, 64, 224), F16, format="mxfp4"), matrix_device)
     assert "gemm_matrix" in matrix_device.launched
 
 
 @pytest.mark.parametrize("case", ON_FEWER_ROWS, ids=lambda case: case.name)
 def test_fewer_rows_run_on_tensor_cores(case: Case, matrix_device: Any) -> None:
-    result = check_case(case, matrix_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert_case(case, matrix_device)
     assert "gemm_matrix" in matrix_device.launched and "gemm" not in matrix_device.launched
 
 
@@ -90,8 +87,7 @@ def test_many_rows_are_multiplied_with_a_dequantized_weight(
     for tokens, width, first, in_blocks in ((61, 72, True, False), (61, 80, True, True), (60, 80, False, False)):
         forms.clear()
         case = grouped_case(direction, "rows", (tokens, 5, 2, width, 64), F16, format="nf4", double=True)
-        result = check_case(case, matrix_device)
-        assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+        assert_case(case, matrix_device)
         assert ("gemm_matrix", in_blocks) in forms and (("quantize_decode", in_blocks) in forms) == first
 
 
@@ -100,8 +96,7 @@ def test_a_row_for_every_fourth_expert_goes_one_by_one(format: str, matrix_devic
     for tokens, alone in ((3, True), (4, False)):
         matrix_device.launched.clear()
         case = grouped_case("forward", "rows", (tokens, 12, 1, 36, 64), F16, gather=True, format=format)
-        result = check_case(case, matrix_device)
-        assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+        assert_case(case, matrix_device)
         assert ("gemv" in matrix_device.launched) == alone
 
 

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from tests.wgsl.matrix_emulation import emulated
 from tests.wgsl.test_shaders import FORMATS, SHADERS, SHARED
 from tests.wgsl.workgroup_poison import Variable, poisoned, variables
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.attention import attention_case
-from wgrad.autograd.selftest.case import F16, F32, Case
+from wgrad.autograd.selftest.case import F16, F32
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.int8 import int8_cases
 from wgrad.autograd.selftest.matrix import matrix_cases
-from wgrad.autograd.selftest.run import check_case
 from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.wgsl.attention import attention_matrix
 from wgrad.wgsl.attention.attention_matrix import MatrixRows
@@ -168,11 +168,6 @@ def on(wgpu_device: Any, small: None, monkeypatch: pytest.MonkeyPatch) -> Poison
     return on
 
 
-def _check(case: Case, device: Any) -> None:
-    result = check_case(case, device)
-    assert result.ok, f"{case.name}: {result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
-
-
 def test_every_shader_with_workgroup_memory_is_listed() -> None:
     launched = {file.removesuffix(".wgsl") for file in set(SHADERS) - SHARED}
     with_memory = {shader for shader in launched if _declared(shader)}
@@ -189,11 +184,11 @@ def test_kernels_never_read_memory_that_they_have_not_written(
     plan = None if shader == "attention_decode" else Plan(tile, tile, tile, wanted_groups=1)
     monkeypatch.setattr(on.device, "attention_plan", plan)
     for name in CASES[shader]:
-        _check(_BY_NAME[name], on.device)
+        assert_case(_BY_NAME[name], on.device)
     missing = _declared(shader) - on.variables[shader]
     if shader == "gemv":  # adds up by shuffles where there are any, or else in workgroup memory alone
         monkeypatch.setattr(on.device, "subgroups", False)
-        _check(_BY_NAME[CASES[shader][0]], on.device)
+        assert_case(_BY_NAME[CASES[shader][0]], on.device)
         missing = {v for v in _declared(shader) - on.variables[shader] if "SLOTS" not in v.type}
     assert {v.name for v in missing} <= _NEVER.get(shader, set()), "no case takes a variant that has these"
     entries = set(re.findall(r"@compute.*\nfn (\w+)", SHADERS[f"{shader}.wgsl"]))
