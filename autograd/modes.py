@@ -14,6 +14,7 @@ class _Mode(threading.local):
     recording = True
     recomputing = False
     step = ""  # name of the compiled step that is being recorded (compiled_step.py)
+    replayed = ""  # name of a caller's function whose work a run records and replays
 
 
 _mode = _Mode()
@@ -68,9 +69,29 @@ def recording_step(name: str) -> Iterator[None]:
         _mode.step = ""
 
 
-def in_step() -> bool:
-    """Return whether a step is being recorded, in which nothing can be read."""
-    return bool(_mode.step)
+@contextmanager
+def without_reading(name: str) -> Iterator[None]:
+    """Mark the block as a caller's function whose work is recorded and replayed, in which values cannot be read."""
+    previous, _mode.replayed = _mode.replayed, name
+    try:
+        yield
+    finally:
+        _mode.replayed = previous
+
+
+def is_readable() -> bool:
+    """Return whether values can be read."""
+    return not _mode.step and not _mode.replayed
+
+
+def refuse_reading() -> None:
+    """Raise WgradError where values cannot be read."""
+    refuse_in_step("reads values")
+    if _mode.replayed:
+        raise WgradError(
+            f"{_mode.replayed}: reads values (item, numpy), which stay the same when the run replays its work; compute "
+            "with Tensors, with detach() for numbers"
+        )
 
 
 def refuse_in_step(what: str) -> None:

@@ -22,7 +22,7 @@ from wgrad.autograd.modes import is_recording as is_recording
 from wgrad.autograd.modes import no_grad as no_grad
 from wgrad.autograd.modes import recomputing as recomputing
 from wgrad.autograd.modes import recording as recording
-from wgrad.autograd.modes import refuse_in_step
+from wgrad.autograd.modes import refuse_reading
 from wgrad.autograd.shapes import filled_in
 from wgrad.autograd.torch_methods import TorchMethods
 from wgrad.autograd.written import before_writing as before_writing
@@ -168,7 +168,7 @@ class Tensor(TorchMethods):
 
     def numpy(self) -> np.ndarray:
         """Wait for the device, and copy the values to the host."""
-        refuse_in_step("reads values")
+        refuse_reading()
         return self.device.download(self.data)
 
     def detach(self) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from wgrad.autograd.modes import in_step
+from wgrad.autograd.modes import is_readable
 from wgrad.autograd.tensor_methods import Axes, TensorMethods, _call, axis_of
 from wgrad.device.errors import ShapeError
 from wgrad.device.shown import short
@@ -309,7 +309,7 @@ class TorchMethods(TensorMethods):
 
     # ---- values --------------------------------------------------------------------------
     def __str__(self) -> str:
-        if in_step():
+        if not is_readable():
             return repr(self)
         grad = ", requires_grad=True" if self.requires_grad else ""
         values = np.array2string(self.numpy(), separator=", ", prefix="Tensor(")

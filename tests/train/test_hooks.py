@@ -146,6 +146,12 @@ async def later(output: Any, batch: Any) -> Any: ...
         ({"loss": lambda output: output}, "loss: must take two arguments, the model's output and the batch"),
         ({"loss": lambda output, batch: 1.0}, "loss: must return a Tensor of one number; got float"),
         ({"loss": lambda output, batch: output.token_losses()}, "loss: must return one float32 number, the sum"),
+        (
+            {"loss": lambda output, batch: output.token_losses().sum() * output.hidden.mean().item()},
+            "loss: reads values (item, numpy), which stay the same when the run replays its work; compute with Tensors",
+        ),
+        ({"loss": lambda output, batch: output.token_losses().detach().sum()}, "loss: depends on nothing that is tr"),
+        ({"metrics": {"x": lambda a, b: 0}, "eval_fraction": 0}, "metrics: are of held-out data, and there is none"),
         ({"loss": cross_entropy, "objective": "dpo"}, "loss: is for objective='sft'; got 'dpo'"),
         ({"metrics": [len]}, "metrics: must be a dict of names and functions; got list"),
         ({"metrics": {"loss": len}}, "metrics: a name must be a word other than 'loss'"),

@@ -117,12 +117,43 @@ def test_unusable_variants_are_refused(options: dict[str, Any], capsys: Any) -> 
         wgrad.finetune(**options)
     with pytest.raises(WgradError, match="--use-dora: is not there for --lora-variant toy"):
         wgrad.finetune(**{**options, "use_dora": True})
-    for name, given, message in (("a b", Gated(), "must be a word"), ("x", Gated, "must be a LoraVariant")):
+    wrong: list[tuple[Any, Any, str]] = [
+        ("a b", Gated(), "must be a word"), ("x", Gated, "must be a LoraVariant"), (3, Gated(), "a word; got 3"),
+        ("x", wgrad.LoraVariant(), "LoraVariant has no method factors: write it"),
+    ]  # fmt: skip
+    for name, given, message in wrong:
         with pytest.raises(WgradError, match=message):
-            wgrad.register_lora_variant(name, given)  # type: ignore[arg-type]
+            wgrad.register_lora_variant(name, given)
     wgrad.register_lora_variant("toy", Gated())
     try:
         with pytest.raises(WgradError, match="a variant is called toy already"):
             wgrad.register_lora_variant("toy", Gated())
     finally:
         del VARIANTS["toy"]
+
+
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "shapes": ("factors", lambda s, a, b, own: (b, a), r"must return A' \[r, 16\] and B' \[16, r\] in float32; got "),
+    "ranks": ("factors", lambda s, a, b, own: (a[:2], b), r"got float32 \[2, 16\] and float32 \[16, 3\]"),
+    "dtype": ("factors", lambda s, a, b, own: (a.half(), b), r"got float16 \[3, 16\] and"),
+    "one": ("factors", lambda s, a, b, own: a, "must return two Tensors, A' and B'; got Tensor"),
+    "arrays": ("factors", lambda s, a, b, own: (np.ones((3, 16)), b), "must return two Tensors, A' and B'; got tuple"),
+    "read": (
+        "factors",
+        lambda s, a, b, own: (a * own["gate"].sum().item(), b),
+        r"factors of .*: reads values \(item, n",
+    ),
+    "no dict": ("start", lambda s, rank, out, width: None, "start of toy must return a dict of arrays; got NoneType"),
+    "list": ("start", lambda s, rank, out, width: {"gate": [1.0]}, "must return finite NumPy arrays; got gate: "),
+    "nan": ("start", lambda s, rank, out, width: {"gate": np.array([np.nan])}, "must return finite NumPy arrays"),
+    "name": ("start", lambda s, rank, out, width: {"a b": np.ones(1)}, "must name its arrays by words; got 'a b'"),
+}
+
+
+@pytest.mark.usefixtures("gated")
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_variant_is_explained(name: str, options: dict[str, Any]) -> None:
+    method, wrong, message = WRONG[name]
+    VARIANTS["toy"] = type("Wrong", (Gated,), {method: wrong})()
+    with pytest.raises(WgradError, match=message):
+        wgrad.finetune(**options)

@@ -18,7 +18,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight
-from wgrad.train.model.lora_variants import OWN, LoraVariant, starts, variant_of
+from wgrad.train.model.lora_variants import OWN, LoraVariant, factors_of, starts, variant_of
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.patterns import NO_PATTERN, check_patterns
 from wgrad.train.model.weights import WholeModules, outer_projections, projection_shapes, whole_modules
@@ -247,7 +247,7 @@ class LoraModule:
     @property
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return A and B of the term."""
-        return (self.a, self.b) if self.variant is None else self.variant.factors(self.a, self.b, self.own)
+        return (self.a, self.b) if self.variant is None else factors_of(self.variant, self.a, self.b, self.own)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.modes import without_reading
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import short
 
 OWN = ".lora_variant_"  # between a module and the name of a variant's tensor
 
@@ -47,12 +49,14 @@ def register_lora_variant(name: str, variant: LoraVariant) -> None:
     Raises:
         WgradError: The name is not an identifier or is taken, or the variant is not a LoraVariant.
     """
-    if not name.isidentifier():
-        raise WgradError(f"register_lora_variant: the name must be a word; got {name[:100]!r}")
+    if not isinstance(name, str) or not name.isidentifier():
+        raise WgradError(f"register_lora_variant: the name must be a word; got {short(name)}")
     if name in VARIANTS:
         raise WgradError(f"register_lora_variant: a variant is called {name} already; take another name")
     if not isinstance(variant, LoraVariant):
         raise WgradError(f"register_lora_variant: {name} must be a LoraVariant; got {variant!r}"[:300])
+    if type(variant).factors is LoraVariant.factors:
+        raise WgradError(f"register_lora_variant: {type(variant).__name__} has no method factors: write it")
     VARIANTS[name] = variant
 
 
@@ -70,6 +74,24 @@ def variant_of(name: str, source: str) -> LoraVariant:
     return VARIANTS[name]
 
 
+def factors_of(variant: LoraVariant, a: Tensor, b: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return A' and B' of a module. WgradError: the variant returns something else, or reads values."""
+    where = f"--lora-variant: factors of {type(variant).__name__}"
+    with without_reading(where):
+        found: Any = variant.factors(a, b, own)
+    if not isinstance(found, tuple | list) or len(found) != 2 or not all(isinstance(x, Tensor) for x in found):
+        raise WgradError(f"{where} must return two Tensors, A' and B'; got {type(found).__name__}")
+    shapes = [list(x.shape) for x in found]
+    if any(x.ndim != 2 or x.dtype != np.float32 for x in found) or (
+        shapes[0][1] != a.shape[1] or shapes[1] != [b.shape[0], shapes[0][0]]
+    ):
+        raise WgradError(
+            f"{where} must return A' [r, {a.shape[1]}] and B' [{b.shape[0]}, r] in float32; got {found[0].dtype} "
+            f"{shapes[0]} and {found[1].dtype} {shapes[1]}"
+        )
+    return found[0], found[1]
+
+
 def starts(name: str, rank: int, out: int, width: int) -> dict[str, np.ndarray]:
     """Return the start values of a variant's tensors for one module, by the ends of their names.
 
@@ -77,7 +99,15 @@ def starts(name: str, rank: int, out: int, width: int) -> dict[str, np.ndarray]:
         WgradError: The variant is not registered, or its `start` returns something else than arrays by name.
     """
     given: Mapping[str, Any] = variant_of(name, "--lora-variant").start(rank, out, width)
+    if not isinstance(given, Mapping):
+        raise WgradError(f"--lora-variant: start of {name} must return a dict of arrays; got {type(given).__name__}")
     for own, value in given.items():
-        if not (isinstance(own, str) and own.isidentifier() and isinstance(value, np.ndarray) and value.size):
-            raise WgradError(f"--lora-variant: start of {name} must return arrays by names that are words; got {own!r}")
+        if not (isinstance(own, str) and own.isidentifier()):
+            raise WgradError(f"--lora-variant: start of {name} must name its arrays by words; got {short(own)}")
+        if not (
+            isinstance(value, np.ndarray) and value.size and value.dtype.kind in "biuf" and np.isfinite(value).all()
+        ):
+            raise WgradError(
+                f"--lora-variant: start of {name} must return finite NumPy arrays; got {own}: {short(value)}"
+            )
     return {f"{OWN}{own}": np.asarray(value, np.float32) for own, value in given.items()}

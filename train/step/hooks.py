@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.modes import is_recording, without_reading
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
@@ -93,7 +94,9 @@ class CallersLoss(Loss):
     def loss(self, inputs: Inputs) -> Tensor:
         assert inputs.targets is not None
         batch = TokenBatch(inputs.ids, inputs.targets, inputs.positions, inputs.batch, inputs.tokens, self.model.device)
-        found = self._function(ModelOutput(self.model, inputs), batch)
+        output = ModelOutput(self.model, inputs)
+        with without_reading("loss"):
+            found = self._function(output, batch)
         if not isinstance(found, Tensor):
             raise WgradError(f"loss: must return a Tensor of one number; got {type(found).__name__}: return that")
         if math.prod(found.shape) != 1 or found.dtype != np.float32:
@@ -101,6 +104,8 @@ class CallersLoss(Loss):
                 f"loss: must return one float32 number, the sum over the targets; got {found.dtype} "
                 f"{list(found.shape)}: end with functional.sum"
             )
+        if is_recording() and not found.requires_grad:
+            raise WgradError("loss: depends on nothing that is trained: compute it from `output`, without detach")
         return found.reshape(1)
 
 
@@ -125,10 +130,12 @@ class Hooks:
         return self.loss is not None or bool(self.metrics)
 
     def check(self, config: RunOptions) -> None:
-        """Raise WgradError if the objective is not sft."""
+        """Raise WgradError if the objective is not sft, or metrics have nothing to measure."""
         if self and config.objective != SFT:
             what = "loss" if self.loss is not None else "metrics"
             raise WgradError(f"{what}: is for objective='sft'; got {config.objective!r}: give only one of the two")
+        if self.metrics and not config.eval_fraction and not config.eval_data:
+            raise WgradError("metrics: are of held-out data, and there is none: give eval_fraction or eval_data")
 
 
 def _check_function(function: Any, what: str, arguments: str) -> None:
