@@ -19,7 +19,6 @@ ALLOWED = (0, 2)
 UNUSABLE = 1  # a run that ended, but whose result is not usable (not finite)
 LONGEST_ERROR = 1500  # characters
 RESULTS = ("adapter_model.safetensors", "model.safetensors", "results.json")
-_ERASED = re.compile(r"\x1b\[(?:1A|2K|\?25[hl])|\r")
 _NOISE = re.compile(r"Traceback \(most recent|Warning: |Exception ignored|panicked at|Fatal Python error")
 
 
@@ -52,8 +51,8 @@ def _says_unusable(outcome: Outcome) -> bool:
 def _messages(case: Case, outcome: Outcome) -> str | None:
     if 2 in case.around.get("closed", ()) or case.around.get("written", LONGEST_ERROR) < LONGEST_ERROR:
         return None  # the line is lost
-    if case.around.get("environment"):  # which may tell that stderr is a terminal, and then a bar erases its line
-        outcome = replace(outcome, stderr=_ERASED.sub("", outcome.stderr))
+    if case.around.get("environment"):  # which may tell that stderr is a terminal, where bars are drawn
+        outcome = replace(outcome, stderr=_undrawn(outcome.stderr))
     noise = _NOISE.search(outcome.stderr)
     if noise:
         line = next(line for line in outcome.stderr.splitlines() if noise.group(0) in line)
@@ -73,6 +72,13 @@ def _messages(case: Case, outcome: Outcome) -> str | None:
     elif outcome.status == 0 and errors and case.argv[:1] != ["chat"]:  # which goes on with the next line
         return f"status 0 with an error: {_shorten(errors[0])}"
     return None
+
+
+def _undrawn(text: str) -> str:
+    """Return the lines of a terminal that are no bars, which have colors, without codes that move and erase."""
+    lines = re.split(r"\n|\r|\x1b\[[0-9]*[AK]", text)
+    plain = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in lines if not re.search(r"\x1b\[[0-9;]*m", line)]
+    return "".join(f"{line}\n" for line in plain if line)
 
 
 def _memory(case: Case, outcome: Outcome) -> str | None:
@@ -95,7 +101,7 @@ def _folder(case: Case, outcome: Outcome, folder: Path) -> str | None:
     for name in RESULTS:
         path = out / name
         new = path.is_file() and f"{OUT}/{name}" not in case.files and "finished" not in case.base
-        if new and outcome.status != 0 and "written" not in case.around:  # after it another file is refused
+        if new and outcome.status != 0 and not case.around:  # a file may be refused after the result
             return f"status {outcome.status}, and yet there is {name}"
         if new and name.endswith(".json"):
             try:

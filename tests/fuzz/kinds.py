@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from random import Random
@@ -250,6 +251,8 @@ def resume_case(rng: Random, groups: Groups) -> Case:
     files: Files = {}
     for name in rng.sample(names, rng.choice((1, 1, 1, 2))):
         files[name] = _changed(rng, name, _bytes(groups, group, name))
+    if rng.random() < 0.6:
+        files |= _with_sums(groups[group], files)
     argv = [
         *RESUME,
         *rng.choice(([], ["--max-steps", "3"], ["--max-steps", "3"], ["--max-steps", "1"], ["--learning-rate", "1"])),
@@ -266,6 +269,33 @@ def signed(content: bytes) -> bytes:
         return content
 
 
+def _with_sums(whole: Files, changed: Files) -> Files:
+    """Return the records of checkpoints whose files are changed, with the sums that these have now."""
+    records: Files = {}
+    for name, content in changed.items():
+        folder, _, file = name.rpartition("/")
+        path = f"{folder}/{INFO_FILE}"
+        if path not in whole or file == INFO_FILE or not isinstance(content, bytes):
+            continue
+        known = records.get(path, changed.get(path, whole[path]))
+        try:
+            record: Any = json.loads(known) if isinstance(known, bytes) else None
+            record["files"][file] = hashlib.sha256(content).hexdigest()
+            records[path] = dump(_signed(record))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue  # the record is damaged, too
+    return records
+
+
+def pair_case(rng: Random, groups: Groups) -> Case:
+    """Two files of a model or an adapter changed at once."""
+    kinds = (config_case, generation_config_case, weights_case, tokenizer_case, tokenizer_config_case, template_case)
+    while True:
+        one, other = (kind(rng, groups) for kind in rng.sample((*kinds, adapter_case, index_case), 2))
+        if one.base[0] == other.base[0] and one.argv[0] == other.argv[0]:
+            return Case(one.argv, [*dict.fromkeys(one.base + other.base)], one.files | other.files)
+
+
 def _changed(rng: Random, name: str, content: bytes) -> Content:
     chance = rng.random()
     if chance < 0.08:
@@ -273,6 +303,10 @@ def _changed(rng: Random, name: str, content: bytes) -> Content:
     if name.endswith(".json") and content and chance < 0.8:
         changed = mutate_json(rng, content)
         return signed(changed) if name.endswith(INFO_FILE) and chance < 0.6 else changed
+    if name.endswith(".jsonl") and content and chance < 0.8:
+        lines = content.splitlines()
+        at = rng.randrange(len(lines))
+        return b"\n".join([*lines[:at], mutate_json(rng, lines[at]), *lines[at + 1 :]]) + b"\n"
     if name.endswith(".safetensors") and chance < 0.8:
         return mutate_safetensors(rng, content)
     if name.endswith(".yaml") and chance < 0.8:
@@ -350,8 +384,9 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "report": (3, report_case),
     "sweep": (4, sweep_case),
     "resume": (9, resume_case),
+    "pair": (6, pair_case),
     "environment": (6, environment_case),
-    "surroundings": (12, surroundings_case),
+    "surroundings": (7, surroundings_case),
     "command": (6, command_case),
     "python": (4, python_case),
     "option": (10, lambda rng, groups: option_case(rng)),
