@@ -233,7 +233,12 @@ def test_a_check_that_failed_is_asked_again(page: Browser) -> None:
 
 
 def test_an_estimate_names_the_device_of_the_run(page: Browser) -> None:
-    plan = {"peak_bytes": 3 << 30, "limit_bytes": 0, "bytes": {"weights": 3 << 30}, "device": "a GPU that is not here"}
+    plan = {
+        "peak_bytes": 3 << 30,
+        "limit_bytes": 0,
+        "bytes": {"weights": 2 << 30, "dequantized": 1 << 30},
+        "device": "a GPU that is not here",
+    }
     answer = json.dumps(json.dumps({**plan, "run_device": "NumPy 2 on x"}))
     page.evaluate(
         "window.usual = window.fetch; window.fetch = (path, options) =>"
@@ -241,6 +246,7 @@ def test_an_estimate_names_the_device_of_the_run(page: Browser) -> None:
     )
     write(page, model=SHORT["model"])
     wait(page, "document.getElementById('estimate').innerText.includes('3.00 GiB')")
+    assert "dequantized weights" in text_of(page, "estimate")
     assert "The run takes NumPy 2 on x, in main memory. The estimate is for a GPU." in text_of(page, "estimate")
     page.evaluate(
         f"window.plan = {answer}.replace('a GPU that is not here', 'NumPy 2 on x');"

@@ -12,7 +12,7 @@ const STEPS = { model: "fields-model", data: "fields-data", out: "fields-out" };
 const OF_DATA = new Set(["model", "adapter", "data", "columns", "eval_data", "on_bad_line", "chat_template", "objective", "batch_size",
   "gradient_accumulation_steps", "max_length", "epochs", "max_steps", "packing", "loss_on", "eval_fraction", "seed"]);
 const WIDE = new Set(["model", "data", "out"]);
-const PARTS = [["weights", "weights"], ["adapter", "adapter"], ["gradients", "gradients"], ["optimizer", "optimizer"], ["activations", "activations"]];
+const PARTS = [["weights", "weights"], ["adapter", "adapter"], ["gradients", "gradients"], ["optimizer", "optimizer"], ["activations", "activations"], ["dequantized", "dequantized weights"]];
 const STATES = { running: "running", done: "done", stopped: "stopped", failed: "failed" };
 const SPELLED = ["LoRA", "DoRA", "rsLoRA", "LR", "VRAM", "int8"];  // spelling within labels
 const NEW_MODEL = "model:";  // begins values of the chat's list that name a model instead of a run
