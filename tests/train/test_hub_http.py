@@ -27,7 +27,7 @@ from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.step.find_model import find_model
 
-pytest.importorskip("huggingface_hub")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 CONVERSION = "refs/convert/parquet"
 
 
@@ -180,6 +180,15 @@ def test_a_hub_that_stops_answering(silent: str, serve: Any, make_checkpoint: An
         with pytest.raises(WgradError, match=f"^{option}: .*(no answer in 0.3 s|cannot be reached)"):
             ask("org/name", option)
         assert time.monotonic() - begun < 4
+
+
+def test_a_request_that_was_answered_may_be_sent_again_later(serve: Any) -> None:
+    address = serve({"main": {"train.jsonl": lines("x")}}).address
+    with hub_answers.answers_in_time(0.2):
+        session = huggingface_hub.get_session()
+        for _ in range(2):
+            assert session.get(f"{address}/api/datasets/org/name").status_code == 200
+            time.sleep(0.25)
 
 
 @pytest.mark.parametrize(

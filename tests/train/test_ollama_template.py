@@ -108,6 +108,25 @@ def test_a_date_is_reported(of: Any) -> None:
     assert "keeps the date of this export" in found.notes[0]
 
 
+TURNS = "{% for m in messages %}<{{ m.role }}>[CONTENT]{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "changed"),
+    [
+        ("{{ m.content }}", ""),
+        ("{{ m.content|trim }}", "blanks around a message"),
+        ("{{ m.content.split('</think>')[-1] }}", "thoughts in earlier answers"),
+        ("{{ m.content or 'nothing' }}", "an empty message"),
+        ("{{ m.content.split('</think>')[-1]|trim }}", "blanks around a message, thoughts in earlier answers"),
+    ],
+)
+def test_contents_that_a_chat_template_changes_are_said(content: str, changed: str, of: Any) -> None:
+    """Go's templates in Ollama have no function that does so."""
+    found = ollama_template(of(TURNS.replace("[CONTENT]", content)))
+    assert found.notes == ([f"the chat template changes {changed}; TEMPLATE does not"] if changed else [])
+
+
 @pytest.mark.parametrize(
     ("template", "why"),
     [
