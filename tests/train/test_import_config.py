@@ -178,13 +178,27 @@ def test_options_of_trl_are_imported(tmp_path: Path, capsys: Any) -> None:
         ),
         ({"use_peft": False, "completion_only_loss": False}, {"loss_on": "all"}, []),
         ({"use_peft": False, "completion_only_loss": True}, {"loss_on": "completion"}, []),
-        ({"lora_target_modules": "all-linear", "loss_type": "dpo"}, {}, []),
+        ({"lora_target_modules": "all-linear", "loss_type": "dpo"}, {"learning_rate": 1e-6}, []),
+        (
+            {"lora_target_modules": "all-linear", "lora_dropout": 0.1, "loss_type": "kto"},
+            {"learning_rate": 1e-6, "lora_dropout": 0.0},
+            ["lora_dropout"],
+        ),
+        (
+            {"lora_target_modules": "all-linear", "lora_dropout": 0.1, "disable_dropout": False, "loss_type": "dpo"}
+            | {"learning_rate": 2e-6},
+            {"lora_dropout": 0.1, "learning_rate": 2e-6},
+            [],
+        ),
+        ({"lora_target_modules": "all-linear", "loss_type": "simpo"}, {"learning_rate": 1e-6}, ["cpo_alpha"]),
+        ({"lora_target_modules": "all-linear", "loss_type": "simpo", "cpo_alpha": 0.0}, {"learning_rate": 1e-6}, []),
     ],
 )
 def test_defaults_of_trl_that_depend_on_model_and_data(more: dict[str, Any], ours: dict[str, Any], told: Any) -> None:
     found = import_config({"model_name_or_path": "m", "use_peft": True} | more, "trl")
     assert [name for name, *_ in found.left] == told
-    assert {k: v for k, v in found.options.items() if k in ("target_modules", "loss_on")} == ours
+    names = ["target_modules", "loss_on"] + ["learning_rate", "lora_dropout"] * ("loss_type" in more)
+    assert {k: v for k, v in found.options.items() if k in names} == ours
 
 
 def test_options_that_do_not_go_together_are_left_out(tmp_path: Path, capsys: Any) -> None:

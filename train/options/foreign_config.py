@@ -132,7 +132,7 @@ def import_config(values: Mapping[str, Any], tool: str, objective: str | None = 
         found.no_objective = _no_objective(values, tool)
     options = _DEFAULTS[tool] | _adapter(values, tool) | taken
     if tool == "trl":
-        found.left += _of_trl(options, values)
+        found.left += _of_trl(options, taken, values)
     if tool == "llama-factory" and "lora_alpha" not in taken:
         options["lora_alpha"] = 2.0 * float(options["lora_r"])
     held_out = options.get("eval_data") or options.get("eval_fraction")
@@ -168,15 +168,38 @@ def _no_objective(values: Mapping[str, Any], tool: str) -> str:
     return f"{' and '.join(of_others)} {told} of other trainers of TRL than SFT's, and the file does not tell which"
 
 
-def _of_trl(options: dict[str, Any], values: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """Complete the options by defaults of TRL that depend on the model or the data. Return what to tell about them."""
+def _of_trl(options: dict[str, Any], taken: Mapping[str, Any], values: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """Complete the options by defaults of TRL that depend on the trainer, the model or the data.
+
+    Args:
+        options: Options with the usual defaults, which are changed.
+        taken: Options that the file gives.
+        values: The file.
+
+    Returns:
+        What to tell about them, as in `Imported.left`.
+    """
     told: list[tuple[str, Any, str]] = []
     if not options.get("full") and not values.get("lora_target_modules"):
         options["target_modules"] = ["q_proj", "v_proj"]
         told.append(("lora_target_modules", None, "q_proj and v_proj are taken, PEFT's default for most models"))
-    if options.get("objective", "sft") == "sft" and "loss_on" not in options:
-        reason = "TRL trains on all turns of a conversation without it, wgrad on the assistant's unless loss_on is all"
-        told.append(("assistant_only_loss", None, reason))
+    objective = options.get("objective", "sft")
+    if objective == "sft":
+        if "loss_on" not in options:
+            reason = (
+                "TRL trains on all turns of a conversation without it, wgrad on the assistant's if loss_on is not all"
+            )
+            told.append(("assistant_only_loss", None, reason))
+        return told
+    if "learning_rate" not in taken:
+        options["learning_rate"] = 1e-6
+    if values.get("disable_dropout", True):
+        options["lora_dropout"] = 0.0
+        if taken.get("lora_dropout"):
+            told.append(("lora_dropout", taken["lora_dropout"], "disable_dropout is true, TRL's default beyond SFT"))
+    if objective == "simpo" and (weight := values.get("cpo_alpha", 1.0)):
+        reason = "SimPO has no cross-entropy of chosen here; TRL adds it with this weight, 1 where the file names none"
+        told.append(("cpo_alpha", weight, reason))
     return told
 
 

@@ -211,4 +211,5 @@ SPECIAL: dict[str, Convert] = {
     "peft_use_rslora": _switch("use_rslora"), "pissa_init": _pissa, "peft_init_lora_weights": _start,
     "bnb_4bit_quant_type": _quant_type, "completion_only_loss": _loss_on_completions,
     "mask_prompt": _loss_on_completions, "activation_offloading": _switch("offload_activations"),
+    "disable_dropout": _nothing, "cpo_alpha": _nothing,
 }  # fmt: skip
