@@ -82,10 +82,16 @@ class Modules:
             image, where = self._image(source)
             check_image(image, where, self.architecture, self.gpu)
             binding.use_device(binding.hip(), self._index)
+            twin = self._shipped()
+            remedy = "build it again with `python -m wgrad.hip.runtime.build`"
+            if twin not in ("", self.architecture):
+                remedy = (
+                    f"it is {twin}'s, renamed: set WGRAD_HIP_OBJECTS to an empty folder, so that ROCm's hiprtc compiles"
+                    " the kernels for this GPU"
+                )
             module = binding.check(
                 binding.hip().hipModuleLoadData(image),
-                f"the code object {where} cannot be loaded on {self.gpu} ({self.architecture}); build it again with"
-                " `python -m wgrad.hip.runtime.build`",
+                f"the code object {where} cannot be loaded on {self.gpu} ({self.architecture}); {remedy}",
             )
             self._modules[source] = module, image
             self._places[source] = where

@@ -8,13 +8,16 @@ import os
 import shutil
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.hip.executor.code_object import CodeObject
 from tests.tools import CLANG, clang_for
 from wgrad.device.errors import DeviceError
+from wgrad.hip.runtime import binding
 from wgrad.hip.runtime import build as building
+from wgrad.hip.runtime import compile as compile_module
 from wgrad.hip.runtime.architectures import SHIPPED, SUPPORTED, TWINS, check_image, renamed
 from wgrad.hip.runtime.build import build, compile_source, compiler, compiler_version, differing, main, outdated
 from wgrad.hip.runtime.compile import Modules
@@ -127,6 +130,23 @@ def test_twins_are_served(architecture: str, twin: str, monkeypatch: pytest.Monk
     assert modules.origin == "shipped" and modules.digest() == Modules(twin).digest() and modules.has("gemm")
     with pytest.raises(DeviceError, match=f"code object for {twin} is damaged, which {architecture} uses too"):
         renamed(image, architecture)
+
+
+def test_a_twin_that_the_driver_refuses_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No driver has loaded a renamed object yet. An empty folder in their place leads to hiprtc."""
+    refusing = SimpleNamespace(hipModuleLoadData=lambda image: (209,), hipSetDevice=lambda index: (0,))
+    monkeypatch.setattr(binding, "hip", lambda: refusing)
+    monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(OBJECTS))
+    for architecture, remedy in (
+        ("gfx1151", "gfx1100's, renamed: set WGRAD_HIP_OBJECTS"),
+        ("gfx942", "build it again"),
+    ):
+        with pytest.raises(DeviceError, match=remedy):
+            Modules(architecture)._module("storage")
+    monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(tmp_path))
+    monkeypatch.setattr(compile_module, "compile_with_hiprtc", lambda *given: given)
+    modules = Modules("gfx1151")
+    assert modules.origin == "hiprtc" and modules._image("storage") == ("storage", "gfx1151")
 
 
 def test_work_groups_fit_small_register_files() -> None:
