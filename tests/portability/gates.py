@@ -3,6 +3,7 @@
     tests/portability/fetch_mesa.sh
     apt-get install gcc gcc-aarch64-linux-gnu gcc-mingw-w64-x86-64-win32 qemu-user-static wine64 xvfb
     python -m tests.portability.gates
+    python -m tests.portability.gates --find 0.31.1 0.32.0    where the gate of a release is, without running it
 
 A line for each library; status 1 where one does not refuse an experimental feature as it is, or does not give it as a
 copy (experimental_probe.c). Needs Debian 12 on x86-64, PyPI and Debian's packages. Linux on Arm runs by QEMU, with
@@ -17,10 +18,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 from tests.portability.dawn import FETCHED, HERE, LAVAPIPE
+from wgrad.device.errors import DeviceError
 from wgrad.wgsl.runtime.experimental_gate import find_gate
 
 VERSIONS = ("0.32.0",)  # of the Python package wgpu
@@ -48,16 +51,20 @@ def run(*command: str | Path, environment: dict[str, str] | None = None, folder:
     return done.stdout
 
 
-def fetch(version: str, platform: str, folder: Path) -> list[Path]:
-    """Return the library as it is, and with its gate lifted. Its headers are next to them."""
-    wheel_of = PLATFORMS[platform][0]
+def library(version: str, wheel_of: str, folder: Path) -> bytes:
+    """Return the library of a wheel, and write its headers into the folder. wheel_of: the platform, as pip calls it."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     run(*pip, "--platform", wheel_of, "--dest", folder, f"wgpu=={version}")
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         inside = {Path(name).name: name for name in wheel.namelist() if name.startswith("wgpu/resources/")}
-        data = wheel.read(next(path for name, path in inside.items() if "wgpu_native-release." in name))
         for header in ("webgpu.h", "wgpu.h"):
             (folder / header).write_bytes(wheel.read(inside[header]))
+        return wheel.read(next(path for name, path in inside.items() if "wgpu_native-release." in name))
+
+
+def fetch(version: str, platform: str, folder: Path) -> list[Path]:
+    """Return the library as it is, and with its gate lifted. Its headers are next to them."""
+    data = library(version, PLATFORMS[platform][0], folder)
     stock, copy = folder / "stock.bin", folder / "copy.bin"
     stock.write_bytes(data)
     copy.write_bytes(find_gate(data).lifted(data))
@@ -132,7 +139,24 @@ def lifts(stock: str, copy: str) -> bool:
     return "EXPERIMENTAL_RAY_QUERY" in stock and "given" not in stock and copy.split() == ["given"]
 
 
+def find(versions: Sequence[str]) -> int:
+    """Print where the gate of each library is, also of Windows on Arm, or why none is found."""
+    wrong = 0
+    platforms = {**{name: wheel for name, (wheel, _) in PLATFORMS.items()}, "Windows aarch64": "win_arm64"}
+    for version, (platform, wheel_of) in product(versions, platforms.items()):
+        with tempfile.TemporaryDirectory() as name:
+            data = library(version, wheel_of, Path(name))
+        try:
+            words = f"at {find_gate(data).offset:#x}"
+        except DeviceError as error:
+            wrong, words = wrong + 1, str(error)
+        print(f"wgpu {version}, {platform}: {words}", flush=True)
+    return 1 if wrong else 0
+
+
 def main() -> int:
+    if sys.argv[1:2] == ["--find"]:
+        return find(sys.argv[2:])
     wrong = 0
     for version, platform in product(VERSIONS, PLATFORMS):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:

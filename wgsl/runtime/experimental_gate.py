@@ -1,7 +1,7 @@
 """Find the function in wgpu's library that refuses experimental features, by its machine code.
 
 wgpu_types' Features::all_experimental_mask() returns two words: a constant of 64 bits, and zero. Its compiled code is
-the same in every release from wgpu-py 0.29 to 0.32 except for some bits of the constant. A match is accepted only if
+the same in every release from wgpu-py 0.26 to 0.32 except for some bits of the constant. A match is accepted only if
 exactly one function of the library has this code, with all features that were experimental in each of these releases
 and few others. With the gate lifted, the function returns the empty set.
 """
