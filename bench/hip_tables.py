@@ -43,39 +43,57 @@ def amount(nbytes: int) -> str:
 
 
 def attention_busy(rows: list[Row]) -> list[str]:
-    """Return tables of how busy the tensor cores are: gfx942 forward next to the peer, backward, and gfx1100 both."""
+    """Return tables of how busy the tensor cores are: CDNA forward, with a peer's for gfx942, backward, and gfx1100."""
     lines: list[str] = []
-    forward = [r for r in rows if r["kernel"].startswith("attention_forward") and "busy" in r]
+    for arch in ("gfx942", "gfx950"):
+        lines += cdna_busy([r for r in rows if r["arch"] == arch and "busy" in r], arch)
     by_waves = [r for r in rows if "busy_by_waves" in r]
-    keys = ("busy", "busy_loop", "busy_causal", "busy_causal_loop")
-    cells = []
-    for r in [*forward, PEER]:
-        name = r["kernel"] if r is PEER else f"`{r['kernel']}`"
-        cells.append([name, str(r["vgpr"]), amount(r["lds"]), *(percent(r.get(key)) for key in keys)])
-    head: tuple[str, ...] = ("kernel", "VGPR", "LDS", "no mask", "its loop", "causal", "its unmasked loop")
-    lines += ["**Attention forward, gfx942: % of time that the tensor cores are busy at 300 / 600 / 1,200 clocks**", ""]
-    lines += [*table(head, cells), ""]
-    lines += against_the_peer(forward)
-    own: dict[str, float] = next((r["busy"] for r in forward if r["kernel"] == COMPARED), {})
-    lost = [f"{int(key):,} clocks" for key in LATENCIES if key in own and own[key] < PEER["busy"][key]]
-    lines += [f"It loses to the peer at {', '.join(lost)}.", ""] if lost else []
-    backward = [r for r in rows if r["kernel"].startswith("attention_backward") and "busy" in r]
-    if backward:
-        cells = [
-            [f"`{r['kernel']}`", str(r["vgpr"]), amount(r["lds"]), percent(r["busy"]), percent(r.get("busy_loop"))]
-            for r in backward
-        ]
-        columns = ("kernel", "VGPR", "LDS", "causal, length 1,024", "its unmasked loop")
-        lines += ["**Attention backward, gfx942: the same**", "", *table(columns, cells), ""]
     if by_waves:
         cells = [
             [f"`{r['kernel']}`", str(r["vgpr"]), amount(r["lds"])]
             + [percent(r[key][waves]) for waves in ("2", "4") for key in ("busy_by_waves", "busy_causal_by_waves")]
             for r in by_waves
         ]
-        head = ("kernel", "VGPR", "LDS", "two waves a SIMD: no mask", "causal", "four waves: no mask", "causal")
+        head: tuple[str, ...] = (
+            "kernel",
+            "VGPR",
+            "LDS",
+            "two waves a SIMD: no mask",
+            "causal",
+            "four waves: no mask",
+            "causal",
+        )
         lines += ["**Attention forward, gfx1100: the same, 2,304 keys**", "", *table(head, cells), ""]
     return [*lines, *rdna_backward(rows)]
+
+
+def cdna_busy(rows: list[Row], arch: str) -> list[str]:
+    forward = [r for r in rows if r["kernel"].startswith("attention_forward")]
+    peers = [PEER] if arch == "gfx942" else []
+    lines: list[str] = []
+    if forward or peers:
+        keys = ("busy", "busy_loop", "busy_causal", "busy_causal_loop")
+        cells = []
+        for r in [*forward, *peers]:
+            name = r["kernel"] if r is PEER else f"`{r['kernel']}`"
+            cells.append([name, str(r["vgpr"]), amount(r["lds"]), *(percent(r.get(key)) for key in keys)])
+        title = "% of time that the tensor cores are busy at 300 / 600 / 1,200 clocks"
+        head = ("kernel", "VGPR", "LDS", "no mask", "its loop", "causal", "its unmasked loop")
+        lines += [f"**Attention forward, {arch}: {title}**", "", *table(head, cells), ""]
+    if peers:
+        lines += against_the_peer(forward)
+        own: dict[str, float] = next((r["busy"] for r in forward if r["kernel"] == COMPARED), {})
+        lost = [f"{int(key):,} clocks" for key in LATENCIES if key in own and own[key] < PEER["busy"][key]]
+        lines += [f"It loses to the peer at {', '.join(lost)}.", ""] if lost else []
+    backward = [r for r in rows if r["kernel"].startswith("attention_backward")]
+    if backward:
+        cells = [
+            [f"`{r['kernel']}`", str(r["vgpr"]), amount(r["lds"]), percent(r["busy"]), percent(r.get("busy_loop"))]
+            for r in backward
+        ]
+        columns = ("kernel", "VGPR", "LDS", "causal, length 1,024", "its unmasked loop")
+        lines += [f"**Attention backward, {arch}: the same**", "", *table(columns, cells), ""]
+    return lines
 
 
 def rdna_backward(rows: list[Row]) -> list[str]:
