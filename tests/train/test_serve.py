@@ -382,15 +382,24 @@ def test_a_wrong_request_is_one_line(client: Client, value: Any, status: int, pa
     assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
 
 
-def test_who_asks_a_model_without_a_template_is_told_which_have_one(tmp_path: Path) -> None:
-    """An adapter's folder may have a template, and its base model none."""
+def test_a_base_without_a_template_uses_that_of_its_adapters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If they have the same; else a request is told which have one."""
     base = make_model(tmp_path / "plain")
-    adapter = make_adapter(tmp_path / "mine", base, template=TEMPLATE)
-    asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-    with serving(model=str(base), adapter=(str(adapter),)) as client:
+    templates = {"mine": TEMPLATE, "alike": TEMPLATE, "other": TEMPLATE + "!", "none": None}
+    of = {name: str(make_adapter(tmp_path / name, base, template=text)) for name, text in templates.items()}
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    with serving(model=str(base), adapter=(of["none"], of["mine"], of["alike"])) as client:
+        assert "note: plain: it has no chat template, so that of mine is used" in capsys.readouterr().err
+        found = [client.post("chat/completions", {"model": name, **asked}).json for name in ("plain", "mine")]
+        assert found[0]["usage"] == found[1]["usage"]
+        error = client.post("chat/completions", {"model": "none", **asked}).error
+        advice = "model 'none' has no chat template, which messages need: ask 'plain', 'mine', 'alike', or use"
+        assert advice in error["message"]
+    with serving(model=str(base), adapter=(of["mine"], of["other"])) as client:
         error = client.post("chat/completions", {"model": "plain", **asked}).error
-        assert "model 'plain' has no chat template, which messages need: ask 'mine', or" in error["message"]
-        assert client.post("chat/completions", {"model": "mine", **asked}).status == 200
+        assert "model 'plain' has no chat template, which messages need: ask 'mine', 'other', or" in error["message"]
 
 
 def test_a_note_about_several_adapters_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

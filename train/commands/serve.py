@@ -15,6 +15,7 @@ from pathlib import Path
 from wgrad.device.errors import WgradError
 from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.template_process import shared_process
+from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.inference.all_kernels import run_all_kernels
 from wgrad.train.inference.embedding import pooling_of
@@ -91,6 +92,8 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
                 remarks.setdefault(remark, []).append(name)
     for remark, names in remarks.items():
         opened.display.say(f"note: {', '.join(names)}: {remark}")
+    if lender := _lend_template(tokenizers, base):
+        opened.display.say(f"note: {base}: it has no chat template, so that of {lender} is used")
     for tokenizer in tokenizers.values():
         _ = tokenizer.stop_ids  # renders a template, which only one thread may do at a time
 
@@ -115,6 +118,20 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
         opened.config.hidden_size,
         _facts(opened),
     )
+
+
+def _lend_template(tokenizers: Mapping[str, Tokenizer], base: str) -> str:
+    """Let a base model without a chat template use its adapters', if they have the same, so that both can be compared.
+
+    Returns:
+        The name of the first adapter with that template; "": nothing has changed.
+    """
+    lenders = [name for name, tokenizer in tokenizers.items() if tokenizer.has_chat_template]
+    templates = [tokenizers[name].templates for name in lenders]
+    if tokenizers[base].has_chat_template or not lenders or any(other != templates[0] for other in templates):
+        return ""
+    tokenizers[base].use_templates(templates[0])
+    return lenders[0]
 
 
 def _facts(opened: Opened[ServeConfig]) -> ModelFacts:
