@@ -27,6 +27,7 @@ from tests.fuzz.caches import cache_case
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.commands import command_case
 from tests.fuzz.library import python_case
+from tests.fuzz.names import names_case
 from tests.fuzz.options import option_case, option_names, stream_case
 from tests.fuzz.packed import experts_case, packed_case
 from tests.fuzz.readers import request_case, served_case, tensors_case
@@ -386,6 +387,7 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "resume": (9, resume_case),
     "pair": (6, pair_case),
     "environment": (6, environment_case),
+    "names": (5, names_case),
     "surroundings": (7, surroundings_case),
     "command": (6, command_case),
     "python": (4, python_case),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from wgrad.device.errors import WgradError
+from wgrad.device.shown import short
+from wgrad.train.model.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
 from wgrad.train.output.checkpoints import Checkpoints
 from wgrad.train.output.previous_run import Previous, previous_run
@@ -67,8 +70,21 @@ def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
     return 0
 
 
+def _check_model_name(config: FinetuneConfig) -> None:
+    """Raise WgradError if an adapter's configuration could not name its base model."""
+    try:
+        config.model.encode()
+    except UnicodeEncodeError as error:
+        if not config.full:
+            raise WgradError(
+                f"--model: {short(config.model)} is not UTF-8, so {ADAPTER_CONFIG} could not name it: rename it, "
+                "or give a link to it"
+            ) from error
+
+
 def _open(config: FinetuneConfig, outputs: RunOutputs) -> Previous:
     check_installed(config.report_to)
+    _check_model_name(config)
     outputs.open()
     if outputs.folder.left_by:
         outputs.say(f"note: {config.out} was locked by {outputs.folder.left_by}, which has ended: lock taken over")

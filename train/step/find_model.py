@@ -77,7 +77,7 @@ def _unpacked(path: Path, option: str) -> Path:
     path = parts[0]
     links = [part_name("model", i + 1, len(parts)) if len(parts) > 1 else f"model{GGUF}" for i in range(len(parts))]
     known = f"{FORMAT}\0{path}\0{digest}"
-    folder = described() / hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
+    folder = described() / hashlib.blake2b(os.fsencode(known), digest_size=12).hexdigest()
     if is_kept(folder / CONFIG) and all(os.path.exists(folder / link) for link in links):
         return folder
     contents = _describe(path, option)
