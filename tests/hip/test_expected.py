@@ -41,6 +41,16 @@ def test_peaks_are_the_makers(name: str) -> None:
     assert expect(facts | {"clock_mhz": 0}, [], 1.0, 1.0) is None
 
 
+def test_instructions_of_half_the_depth_reach_half_the_peak_of_gfx950() -> None:
+    """The forward has no others. Its share is of the same peak as that of GEMMs."""
+    shares = json.loads((HIP / "objects" / SHARES).read_text())
+    attention = {a: {k: s for k, s in shares[a].items() if k.startswith("attention")} for a in ("gfx942", "gfx950")}
+    assert attention["gfx950"].keys() == attention["gfx942"].keys()
+    for kernel, share in attention["gfx950"].items():
+        most = 0.5 if "forward" in kernel else 0.75 if "dq" in kernel else 2 / 3
+        assert 0.2 < share < most and share < attention["gfx942"][kernel]
+
+
 def test_an_operator_is_predicted_by_the_kernels_that_it_launches(hip_device: Any) -> None:
     """The emulated driver tells a clock of 1 GHz, and none of the memory."""
     a = np.zeros((128, 128), np.float16)

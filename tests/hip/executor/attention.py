@@ -4,6 +4,7 @@ Every kernel runs at a size that divides nothing (packed documents, grouped head
 gfx942 and gfx950 a model has two waves that share a SIMD, by what they executed: the share of time that the tensor
 cores are busy at 300, 600 and 1,200 clocks of memory latency, of the whole run (`busy`; of the backward: causal, length
 1,024) and of its inner loop (`busy_loop`); at 600 clocks with L1's bandwidth counted too (`busy_l1`, `busy_loop_l1`).
+On gfx950 also the share of matrix instructions that have CDNA4's depth (`deep`).
 On gfx1100 that of the whole run by waves of a SIMD (`busy_by_waves`, `busy_causal_by_waves`). A model, not a GPU.
 """
 
@@ -25,7 +26,7 @@ from tests.hip.executor.attention_forward import (
 )
 from tests.hip.executor.call import Call, Out, call
 from tests.hip.executor.device import shipped
-from tests.hip.executor.isa import hot_loop, instructions, registers, widths
+from tests.hip.executor.isa import deep_share, hot_loop, instructions, registers, widths
 from tests.hip.executor.kernel import Kernel
 from tests.hip.executor.numbers import encode
 from tests.hip.executor.occupancy import SIMDS, waves_that_fit
@@ -171,6 +172,8 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
         forward = "_forward_" in name
         if made.architecture in ("gfx942", "gfx950"):
             row |= attention_forward.busy(Kernel(code, name)) if forward else busy(Kernel(code, name))
+            if made.architecture == "gfx950":
+                row["deep"] = deep_share([i.text for i in hot_loop(instructions(code, name))])
         elif made.architecture == "gfx1100":
             kernel = Kernel(code, name)
             row |= attention_forward.busy_of_groups(kernel) if forward else busy_of_groups(kernel, row)

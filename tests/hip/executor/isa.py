@@ -27,6 +27,12 @@ def is_matrix(text: str) -> bool:
     return _MATRIX.match(text) is not None
 
 
+def deep_share(texts: Sequence[str]) -> float:
+    """Return the share of CDNA's 16-bit matrix instructions that have CDNA4's depth; the others reach half its peak."""
+    names = [text.split()[0] for text in texts if is_matrix(text)]
+    return round(sum(re.search("16x16x32|32x32x16", name) is not None for name in names) / len(names), 4)
+
+
 def width(name: str) -> int:
     """Bits of one lane in a memory access, by an instruction's name."""
     return next((bits for pattern, bits in _WIDTHS if re.search(pattern, name)), 32)
