@@ -27,31 +27,9 @@ def measure(capsys: Any, *words: object) -> dict[str, Any]:
 def run(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:
     """The model, the folder of a run on it that was measured on text_data, and its results."""
     model, out = make_checkpoint(), tmp_path / "out"
-    words = [
-        "--data",
-        text_data,
-        "--eval-data",
-        text_data,
-        "--eval-tokens",
-        300,
-        "--gradient-accumulation-steps",
-        1,
-        "--max-steps",
-        4,
-    ]
-    words += [
-        "--model",
-        model,
-        "--out",
-        out,
-        "--learning-rate",
-        0.02,
-        "--lora-r",
-        4,
-        "--lora-dropout",
-        0.1,
-        "--no-sample",
-    ]
+    words = ["--data", text_data, "--eval-data", text_data, "--eval-tokens", 300, "--gradient-accumulation-steps", 1]
+    words += ["--max-steps", 4, "--model", model, "--out", out, "--learning-rate", 0.02, "--lora-r", 4]
+    words += ["--lora-dropout", 0.1, "--no-sample"]
     assert main(["finetune", *SHAPE, *map(str, words)]) == 0
     return model, out, json.loads((out / "results.json").read_text())
 
@@ -102,15 +80,8 @@ def test_the_batches_are_those_of_a_run(
     monkeypatch.setattr(Trainer, "measure", note)
     text_data.write_text("".join(text_data.read_text().splitlines(keepends=True)[:5]))
     words = ["--model", str(make_checkpoint()), "--device", "cpu", "--data", str(text_data)]
-    run = [
-        "--eval-data",
-        str(text_data),
-        "--out",
-        str(tmp_path / "out"),
-        "--gradient-accumulation-steps",
-        "1",
-        "--no-sample",
-    ]
+    run = ["--eval-data", str(text_data), "--out", str(tmp_path / "out"), "--gradient-accumulation-steps", "1"]
+    run += ["--no-sample"]
     assert main(["finetune", *words, *run]) == 0 and main(["eval", *words]) == 0
     before, after, alone = seen
     assert len(before) == len(alone) and all(np.array_equal(a, b) for a, b in zip(before, alone))

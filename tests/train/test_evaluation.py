@@ -56,18 +56,8 @@ def test_the_part_is_drawn_by_the_seed_alone_and_from_everywhere() -> None:
 
 
 def finetune(out: Path, model: Path, data: Path, *more: object) -> int:
-    options = [
-        "--max-length",
-        64,
-        "--batch-size",
-        2,
-        "--gradient-accumulation-steps",
-        1,
-        "--max-steps",
-        2,
-        "--eval-fraction",
-        0.5,
-    ]
+    options = ["--max-length", 64, "--batch-size", 2, "--gradient-accumulation-steps", 1, "--max-steps", 2]
+    options += ["--eval-fraction", 0.5]
     given = ["finetune", "--model", model, "--data", data, "--out", out, "--device", "cpu", *options, *more]
     return main([str(item) for item in given])
 

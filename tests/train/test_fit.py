@@ -219,9 +219,9 @@ def mode_of(config: RunOptions) -> dict[str, Any]:
 def test_more_rows_do_not_fit_where_fewer_do_not(make_checkpoint: Any, card: Any, monkeypatch: Any) -> None:
     """Few rows also go through the MLP in chunks if they do not fit otherwise: whole, they take more than many rows in
     chunks."""
-    for module, name, value in (("step.activations", "LEAST_MLP_CHUNK_BYTES", 1 << 20), ("model.model", "", 256)):
-        monkeypatch.setattr(f"wgrad.train.{module}.{name or 'MLP_CHUNKS_ABOVE'}", value)
-    monkeypatch.setattr("wgrad.train.plan.memory_limit.MLP_CHUNKS_ABOVE", 256)
+    monkeypatch.setattr("wgrad.train.step.activations.LEAST_MLP_CHUNK_BYTES", 1 << 20)
+    for module in ("model.model", "plan.memory_limit"):
+        monkeypatch.setattr(f"wgrad.train.{module}.MLP_CHUNKS_ABOVE", 256)
     folder = make_checkpoint(intermediate_size=1024)
     model, mode = load_model_config(folder), {"gradient_checkpointing": True, "offload_activations": False}
     config = RunOptions(**AUTO | {"batch_size": 1, "compute": "float32", "memory_limit": "32MiB"} | mode)
@@ -402,7 +402,7 @@ def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: 
         size = 3
 
         def all_gather(self, value: Any, what: str) -> list[Any]:
-            return [value, (2, 0), (None, 0)]  # a smaller card, and NumPy
+            return [value, (2, 0), (None, 0)]  # a smaller GPU, and NumPy
 
     room = room_of(config, card)
     chosen = settle(config, fit, room, Three(), pinned=False)
@@ -645,19 +645,8 @@ def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, wgpu_device: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    shape = [
-        "--model",
-        make_checkpoint(),
-        "--lora-r",
-        4,
-        "--max-length",
-        64,
-        "--batch-size",
-        1,
-        "--gradient-accumulation-steps",
-        4,
-    ]
-    shape += ["--compute", "float32", "--no-gradient-checkpointing", "--vram"]
+    shape = ["--model", make_checkpoint(), "--lora-r", 4, "--max-length", 64, "--batch-size", 1]
+    shape += ["--gradient-accumulation-steps", 4, "--compute", "float32", "--no-gradient-checkpointing", "--vram"]
     whole = planned(capsys, *shape[:-1], "--batch-size", 4, "--no-gradient-checkpointing")
     limit = whole["peak_bytes"] - 1
     found = planned(capsys, *shape, limit)
@@ -682,23 +671,11 @@ def test_a_run_offloads_as_few_layers_as_were_planned_and_goes_on_with_others(
     make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The result has the bits of a run that offloads none."""
-
     choose_card(monkeypatch)
     folder, data = make_checkpoint(num_hidden_layers=5), tmp_path / "data.txt"
     data.write_text("\n".join(f"{n} and {n * n}." for n in range(200)))
-    shape = [
-        "--model",
-        folder,
-        "--lora-r",
-        4,
-        "--max-length",
-        256,
-        "--batch-size",
-        1,
-        "--gradient-accumulation-steps",
-        1,
-    ]
-    shape += ["--compute", "float32", "--stream-weights", "off"]
+    shape = ["--model", folder, "--lora-r", 4, "--max-length", 256, "--batch-size", 1]
+    shape += ["--gradient-accumulation-steps", 1, "--compute", "float32", "--stream-weights", "off"]
     config = RunOptions(**OFFLOADED, compute="float32", stream_weights="off", offload_activations=2)
     limit = least_limit(config, folder, discrete_sibling())
     found = planned(capsys, *shape, "--no-sample", "--vram", limit)

@@ -79,18 +79,8 @@ def test_a_run_from_the_hub_and_then_without_it(
     cache: Path, make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     model = make_checkpoint(hidden_size=16, intermediate_size=24, num_hidden_layers=1)
-    words = [
-        "finetune",
-        "--model",
-        str(model),
-        "--device",
-        "cpu",
-        "--max-steps",
-        "1",
-        "--no-sample",
-        "--max-length",
-        "16",
-    ]
+    words = ["finetune", "--model", str(model), "--device", "cpu", "--max-steps", "1", "--no-sample"]
+    words += ["--max-length", "16"]
     words += ["--data", "org/name", "--eval-data", "org/name:test"]
     with monkeypatch.context() as patch:
         fetched = reach(patch, cache, *FILES)

@@ -36,17 +36,8 @@ class Small(ReferenceDevice):
 
 
 def finetune(make_checkpoint: Any, data: Path, out: Path, *options: str) -> int:
-    words = [
-        "finetune",
-        "--model",
-        str(make_checkpoint()),
-        "--data",
-        str(data),
-        "--out",
-        str(out),
-        "--max-length",
-        "32",
-    ]
+    words = ["finetune", "--model", str(make_checkpoint()), "--data", str(data), "--out", str(out)]
+    words += ["--max-length", "32"]
     return cli.main([*words, "--max-steps", "2", *options])
 
 

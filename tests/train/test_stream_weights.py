@@ -310,18 +310,8 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
     assert streamed is not None and there is not None
     least, most = (plan.dry.memory().peak_reserved_bytes for plan in (streamed, there))
     limit = (least + most) // 2
-    given_words = [
-        "finetune",
-        "--model",
-        folder,
-        "--data",
-        data,
-        "--no-sample",
-        "--eval-tokens",
-        100,
-        "--compute",
-        "float32",
-    ]
+    given_words = ["finetune", "--model", folder, "--data", data, "--no-sample", "--eval-tokens", 100]
+    given_words += ["--compute", "float32"]
     given_words += ["--target-modules", "q_proj", "--lora-r", 1, "--max-length", 32, "--batch-size", 1]
     given_words += ["--gradient-accumulation-steps", 1]
     found, peaks = list[int](), list[int]()

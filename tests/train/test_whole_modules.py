@@ -81,17 +81,8 @@ def test_a_run_that_goes_on_ends_in_the_same_bits(whole: Path, text_data: Path, 
 def test_an_adapter_with_whole_modules_goes_on_being_trained(whole: Path, text_data: Path, tmp_path: Path) -> None:
     model = whole.parent / "model"
     words = ["--model", str(model), "--data", str(text_data), "--out", str(tmp_path / "more"), "--device", "cpu"]
-    words += [
-        "--max-length",
-        "48",
-        "--adapter",
-        str(whole),
-        "--max-steps",
-        "1",
-        "--gradient-accumulation-steps",
-        "1",
-        "--no-sample",
-    ]
+    words += ["--max-length", "48", "--adapter", str(whole), "--max-steps", "1", "--gradient-accumulation-steps", "1"]
+    words += ["--no-sample"]
     assert main(["finetune", *words]) == 0
     before, after = (read_entries(folder / WEIGHTS_FILE, "") for folder in (whole, tmp_path / "more"))
     assert set(before) == set(after)
