@@ -111,7 +111,7 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope, "rope_theta": 500_000.0}) for rope in (KNOWN, OWN, LINEAR)]
 CASES += [("StableLmForCausalLM", {"use_parallel_residual": False}), ("Starcoder2ForCausalLM", {"use_bias": False})]
-CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS)]
+CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS), ("Gemma3ForCausalLM", {"sliding_window": None})]
 CASES += [("NemotronHForCausalLM", {"hybrid_override_pattern": "M*-M"})]
 CASES += [("GraniteMoeHybridForCausalLM", HYBRID | experts) for experts in ({}, HYBRID_EXPERTS)]
 CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE | {"tie_word_embeddings": True})]

@@ -241,6 +241,20 @@ def test_a_gguf_base_keeps_what_its_file_says(architecture: str, adapted: Any, t
     assert distance(found, wanted) < limit
 
 
+@pytest.mark.all
+@pytest.mark.parametrize("changes", [{"head_dim": 24}, {"rope_scaling": LLAMA3}, {"attention_bias": True}])
+@pytest.mark.parametrize("architecture", IN_GGUF)
+def test_what_is_written_can_be_loaded(
+    architecture: str, changes: dict[str, Any], adapted: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """What not every architecture has in llama.cpp is refused, or llama.cpp computes what we do."""
+    if merge(adapted(architecture, **changes), tmp_path / "out") == 0:
+        found, ids = theirs(tmp_path / "out")
+        assert distance(found, ours(tmp_path / "model", tmp_path / "adapter", ids)) < 0.01
+    else:
+        assert "which cannot be written into GGUF here" in capsys.readouterr().err
+
+
 def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     adapter = adapted()
 
@@ -274,6 +288,9 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
         ("Olmo3ForCausalLM", {"rope_scaling": {**YARN, "attention_factor": 1.3}}, "yarn scaling"),
         ("Olmo3ForCausalLM", {"rope_theta": 1e4}, "rotary embeddings of its own in sliding layers"),
         ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 25}, "scores scaled by 0.2,"),
+        ("Qwen2ForCausalLM", {"head_dim": 24}, "heads of 24 elements instead of hidden_size / num_attention_heads"),
+        ("Qwen2ForCausalLM", {"rope_scaling": LLAMA3}, "llama3 scaling"),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, "a tensor model.layers.0.self_attn.q_proj.bias"),
         (
             "Gemma3ForCausalLM",
             {"sliding_window_pattern": 4},

@@ -233,7 +233,8 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if name in _GEMMA:
         found["query_pre_attn_scalar"] = scored
-        found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
+        window = fields.get if name == "gemma3" else fields.needed  # without the key, Gemma 3 has none
+        found["sliding_window"] = window(prefix + _WINDOW, int) or None
         # If these keys are missing, llama.cpp uses Gemma 2's values.
         for key, own in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
             found[key] = fields.get(prefix + key, float, own) if name == "gemma2" else fields.get(prefix + key, float)

@@ -16,6 +16,13 @@ EXAONE_32B = (64, 4)  # layers of the one EXAONE 4 with windows; every 4th layer
 GRANITE = ("granite", "granitemoe", GRANITE_HYBRID)
 UNROUNDED = ("gpt-oss",)  # trained with an unrounded yarn range; llama.cpp rounds it for all architectures
 LONGROPE = ("phi3", "minicpm3")  # may have longrope's factors
+# May have a factor for each rotary frequency, into which scaling as Llama 3's is written.
+FREQUENCIES = ("llama", LLAMA_4, "mistral3", *GRANITE, "exaone4", "exaone-moe", "arcee", "falcon-h1", "apertus")
+# Heads of hidden size / heads elements.
+USUAL_WIDTH = (
+    "qwen2", "qwen2moe", "olmo", "olmo2", "olmoe", "phi2", "phi3", "stablelm", "starcoder2", "exaone4", "nemotron",
+    "chatglm", "command-r", "cohere2", "lfm2", "lfm2moe",
+)  # fmt: skip
 ROTATE_IN_WINDOWS = ("cohere2", "exaone4", "exaone-moe", "afmoe")  # layers without a window have no rotary embeddings
 ACTIVATIONS = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "phi2", "starcoder2"), "gelu_tanh"),
@@ -28,6 +35,8 @@ UNBIASED = {
     LLAMA_4: ("_proj.",),
     "seed_oss": ("o_proj.", "mlp."),
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "lfm2", "dots1", "apertus"), ("_proj.",)),
+    **dict.fromkeys(("qwen3", "qwen3moe", "smollm3", "olmo2", "olmoe", "ernie4_5", "arcee"), ("_proj.",)),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "deepseek2", "minicpm3"), ("_proj.",)),
     "ernie4_5-moe": ("_proj.", "lm_head."),
     "glm4": ("mlp.",),
 }

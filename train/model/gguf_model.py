@@ -20,12 +20,14 @@ from wgrad.train.model.gguf_experts import gguf_specs, tensor_names, without_pla
 from wgrad.train.model.gguf_fixed import (
     ACTIVATIONS,
     EXAONE_32B,
+    FREQUENCIES,
     GGUF_LARGEST,
     LONGROPE,
     ONE_FULL_OF,
     ROTATE_IN_WINDOWS,
     UNBIASED,
     UNROUNDED,
+    USUAL_WIDTH,
 )
 from wgrad.train.model.gguf_latent import SPLIT, without_latent_place
 from wgrad.train.model.gguf_linear import without_linear_place
@@ -131,6 +133,8 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
             width = config.hidden_size // config.num_attention_heads
         if not math.isclose(config.score_scale, width**-0.5):
             yield f"scores scaled by {config.score_scale:g}"
+    if architecture in USUAL_WIDTH and config.hidden_size != config.num_attention_heads * config.head_dim:
+        yield f"heads of {config.head_dim} elements instead of hidden_size / num_attention_heads"
     original = config.rope.original_max_position_embeddings if config.rope.type == "yarn" else 0
     if config.query_growth and config.query_length != original:
         yield f"queries that grow after {config.query_length} positions without yarn scaling from there"
@@ -198,7 +202,8 @@ def _scales(rope: RopeConfig, architecture: str) -> bool:
         own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, architecture not in UNROUNDED)
         usual = math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6)
         return architecture not in GGUF_LARGEST and usual and not own
-    return rope.type in ("default", "linear", "llama3", *(["longrope"] if architecture in LONGROPE else []))
+    places = {"longrope": LONGROPE, "llama3": FREQUENCIES}
+    return rope.type in ("default", "linear") or architecture in places.get(rope.type, ())
 
 
 def gguf_package() -> Any:
