@@ -248,9 +248,13 @@ def test_what_is_written_can_be_loaded(
     architecture: str, changes: dict[str, Any], adapted: Any, tmp_path: Path, capsys: Any
 ) -> None:
     """What not every architecture has in llama.cpp is refused, or llama.cpp computes what we do."""
-    if merge(adapted(architecture, **changes), tmp_path / "out") == 0:
+    try:
+        adapter = adapted(architecture, **changes)
+    except WgradError:
+        return  # no such model is trained
+    if merge(adapter, tmp_path / "out") == 0:
         found, ids = theirs(tmp_path / "out")
-        assert distance(found, ours(tmp_path / "model", tmp_path / "adapter", ids)) < 0.01
+        assert distance(found, ours(tmp_path / "model", adapter, ids)) < 0.01
     else:
         assert "which cannot be written into GGUF here" in capsys.readouterr().err
 

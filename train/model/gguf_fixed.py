@@ -17,7 +17,7 @@ GRANITE = ("granite", "granitemoe", GRANITE_HYBRID)
 UNROUNDED = ("gpt-oss",)  # trained with an unrounded yarn range; llama.cpp rounds it for all architectures
 LONGROPE = ("phi3", "minicpm3")  # may have longrope's factors
 # May have a factor for each rotary frequency, into which scaling as Llama 3's is written.
-FREQUENCIES = ("llama", LLAMA_4, "mistral3", *GRANITE, "exaone4", "exaone-moe", "arcee", "falcon-h1", "apertus")
+FREQUENCIES = ("llama", LLAMA_4, "mistral3", *GRANITE, "exaone4", "exaone-moe", "arcee", "apertus")
 # Heads of hidden size / heads elements.
 USUAL_WIDTH = (
     "qwen2", "qwen2moe", "olmo", "olmo2", "olmoe", "phi2", "phi3", "stablelm", "starcoder2", "exaone4", "nemotron",
