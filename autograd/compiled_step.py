@@ -103,7 +103,7 @@ class _Step:
 
     def _run(self) -> None:
         name = getattr(self._function, "__name__", "step")
-        with recording_step(name):
+        with recording_step(name, self.recorded.is_rehearsal):
             found: list[Tensor] = []
             self._shape = _numbered(self._function(*self._inputs), found, name)
             if not self._outputs:

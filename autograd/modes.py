@@ -14,6 +14,7 @@ class _Mode(threading.local):
     recording = True
     recomputing = False
     step = ""  # name of the compiled step that is being recorded (compiled_step.py)
+    rehearsed = False  # whether that step only runs to be recorded at its next call
     replayed = ""  # name of a caller's function whose work a run records and replays
 
 
@@ -60,13 +61,16 @@ def no_grad() -> Any:
 
 
 @contextmanager
-def recording_step(name: str) -> Iterator[None]:
-    """Mark the block as recorded for a compiled step, in which nothing may be copied between host and device."""
-    _mode.step = name
+def recording_step(name: str, rehearsed: bool) -> Iterator[None]:
+    """Mark the block as recorded for a compiled step, in which nothing may be copied between host and device.
+
+    rehearsed: It is the call before, which is not recorded.
+    """
+    _mode.step, _mode.rehearsed = name, rehearsed
     try:
         yield
     finally:
-        _mode.step = ""
+        _mode.step, _mode.rehearsed = "", False
 
 
 @contextmanager
@@ -94,9 +98,12 @@ def refuse_reading() -> None:
         )
 
 
-def refuse_in_step(what: str) -> None:
-    """Raise WgradError while a compiled step is recorded. what: the forbidden operation, such as "reads values"."""
-    if _mode.step:
+def refuse_in_step(what: str, in_rehearsal: bool = True) -> None:
+    """Raise WgradError while a compiled step is recorded, or rehearsed.
+
+    what: the forbidden operation, such as "reads values".
+    """
+    if _mode.step and (in_rehearsal or not _mode.rehearsed):
         raise WgradError(
             f"compile: {_mode.step} {what}, which a recorded step cannot repeat; pass it as an argument or return it"
         )

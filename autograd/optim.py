@@ -192,7 +192,7 @@ class AdamW(Optimizer):
             updated = [number for number in members if number in received]
             others = [number for number in members if number not in received]
             if updated and others:
-                refuse_in_step("leaves out a parameter that was updated before")
+                refuse_in_step("leaves out a parameter that was updated before", in_rehearsal=False)
                 copied = self.device.zeros((STATE_SIZE,))
                 self.device.copy(state, copied)
                 groups += [(updated, copied), (others, state)]

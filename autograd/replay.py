@@ -29,6 +29,11 @@ class Recorded:
         """Launches of the recording; 0: there is none yet."""
         return sum(replay.dispatches for replay in self._replays)
 
+    @property
+    def is_rehearsal(self) -> bool:
+        """Return whether the work runs, or is about to run, without a recording."""
+        return self._runs == 0
+
     def __call__(self, work: Callable[[], None], submitted: Callable[[int], None] | None = None) -> None:
         """Run, record or replay the work.
 

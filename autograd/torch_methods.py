@@ -245,7 +245,7 @@ class TorchMethods(TensorMethods):
             raise ShapeError(f"flip: dims must name an axis once, got {list(given)}")
         made = self
         for axis in axes:
-            made = made.index_select(axis, np.arange(self.shape[axis])[::-1])
+            made = _call("reversed", made, axis)
         return made
 
     def roll(self, shifts: Any, dim: Axes = None) -> Self:
@@ -257,8 +257,7 @@ class TorchMethods(TensorMethods):
             raise ShapeError(f"roll: there must be a shift for each axis of {axes}, got {moved}")
         made = self
         for shift, axis in zip(moved, axes):
-            n = self.shape[axis_of("roll", axis, self.ndim)]
-            made = made.index_select(axis, (np.arange(n) - shift % n) % n)
+            made = _call("rotated", made, shift, axis_of("roll", axis, self.ndim))
         return made
 
     def repeat(self, *sizes: Any) -> Self:

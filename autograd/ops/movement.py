@@ -226,6 +226,14 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return result
 
 
+@implements_method("rotated")
+def rotated(x: Tensor, shift: int, axis: int) -> Tensor:
+    """Return x rotated by `shift` along an axis."""
+    last = shift % x.shape[axis]
+    parts = split(x, [x.shape[axis] - last, last], axis) if last else [x]
+    return cat(parts[::-1], axis)
+
+
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Join Tensors of one shape along a new axis.
 

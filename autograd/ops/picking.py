@@ -90,6 +90,16 @@ def _rows(table: Tensor, ids: Any) -> Tensor:
     return embedding(flat, numbers, dtype=table.dtype).reshape(*rows.shape, *width)
 
 
+@implements_method("reversed")
+def reversed(x: Tensor, axis: int) -> Tensor:
+    """Return x with the order along an axis reversed, by indices that the device makes."""
+    n = x.shape[axis]
+    if n > EXACT:
+        return x[(slice(None),) * axis + (np.arange(n)[::-1],)]
+    places = apply("sub", n - 1.0, index((n,), 0, x.device), dtype=np.dtype(np.int32))
+    return x[(slice(None),) * axis + (Tensor(places, x.device),)]
+
+
 @implements_method("gather")
 def gather(x: Tensor, dim: int, places: Any) -> Tensor:
     """Return x's values at the indices places [..., K, ...] along an axis; the other axes are as in x."""

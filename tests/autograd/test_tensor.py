@@ -381,6 +381,13 @@ def test_a_step_that_failed_while_it_was_recorded_is_recorded_again(device: Devi
     assert total.item() == 6
 
 
+def test_a_recorded_step_may_turn_an_axis(device: Device) -> None:
+    turned = wgrad.compile(lambda x: x.flip(0) * 2 + x.roll(2, 0) + x.roll((1, -6), (0, 0)), device=device)
+    for start in (0, 5, 7):
+        x = np.arange(start, start + 3, dtype=np.float32)
+        assert turned(x).tolist() == (x[::-1] * 2 + np.roll(x, 2) + np.roll(x, 1)).tolist()
+
+
 def test_a_recorded_step_tells_plain_values_apart(cpu: ReferenceDevice) -> None:
     step = wgrad.compile(lambda x, f: 1.0 / (x * f) if isinstance(f, float) else x + 10 if f is True else x, device=cpu)
     given: list[Any] = [True, 1, 1.0, 0.0, -0.0]
@@ -719,6 +726,25 @@ def test_an_optimizer_leaves_out_parameters_without_a_gradient(name: str, device
     scalar.backward()
     optimizer.step()
     assert scalar.item() < 1.6
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_recorded_step_may_leave_out_a_parameter(name: str, device: Device) -> None:
+    found = []
+    for wrap in (lambda step: step, wgrad.compile):
+        w = leaves(device, [np.full(3, 2.0), np.full(5, 2.0), np.full(3, -1.0)], np.float32)
+        optimizer = getattr(wgrad, name)(w, lr=0.1, weight_decay=0.5)
+
+        def step(x: Tensor, w: Any = w, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            (w[0] * x + w[2] * w[2]).sum().backward()
+            optimizer.step()
+
+        run = wrap(step)
+        for number in range(4):
+            run(Tensor(device.upload(np.full(3, number + 1, np.float32)), device))
+        found.append([p.tolist() for p in w])
+    assert found[0] == found[1] and found[0][1] == [2.0] * 5 and found[0][0][0] < 2 and found[0][2][0] > -1
 
 
 def test_a_recorded_step_that_leaves_out_other_parameters_is_an_error(cpu: ReferenceDevice) -> None:
