@@ -312,7 +312,8 @@ def write_checkpoint(
             index |= dict.fromkeys(part, file)
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     (folder / "tokenizer.json").write_text(_tokenizer())
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "<|end|>"}))
+    special = {"tokenizer_class": "TokenizersBackend", "bos_token": None, "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
     return folder
 
 

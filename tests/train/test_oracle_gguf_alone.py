@@ -94,7 +94,8 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         raw = tiny_config(architecture, **(SIZES | EXTRA.get(architecture, {}) | changes))
         weights = random_weights(raw)
         folder = write_checkpoint(tmp_path / "model", raw, weights)
-        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}))
+        names = {"tokenizer_class": "TokenizersBackend", "eos_token": "<|end|>", "chat_template": TEMPLATE}
+        (folder / "tokenizer_config.json").write_text(json.dumps(names))
         files, config = ModelFiles(folder), load_model_config(folder)
         path = tmp_path / "alone" / "tiny.gguf"
         path.parent.mkdir()

@@ -87,7 +87,8 @@ def tokenizer_of_gguf(fields: GgufFields) -> dict[str, dict[str, Any]]:
         if reason is None:
             raise
         raise fields.error(_KEY + "tokens", f"make no tokenizer ({reason})") from error
-    config: dict[str, Any] = {name: tokens[id_] for part, name in _SPECIAL.items() if (id_ := ids[part]) is not None}
+    config: dict[str, Any] = {"tokenizer_class": "TokenizersBackend"}  # as it is, whatever the family's class is
+    config |= {name: tokens[id_] for part, name in _SPECIAL.items() if (id_ := ids[part]) is not None}
     if template := fields.get("tokenizer.chat_template", str):
         config["chat_template"] = template
     stops = [id_ for id_ in (ids["eos"], ids["eot"]) if id_ is not None]

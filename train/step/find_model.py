@@ -29,7 +29,7 @@ from wgrad.train.model.model_files import GGUF, is_left_over, one_gguf_file
 from wgrad.train.model.weights import HEAD, weight_specs
 
 CONFIG = "config.json"
-FORMAT = 1  # of the folders in the cache
+FORMAT = 2  # of the folders in the cache
 
 
 def find_model(spec: str, option: str = "--model", weights: bool = True, scratch: Path | None = None) -> Path:
