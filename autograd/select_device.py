@@ -24,6 +24,7 @@ from wgrad.device.shown import short
 
 _LONGEST = 500  # characters of a name; drivers' names are shorter
 SPECS = "auto, hip, hip:<index or part of a name>, wgpu, wgpu:<index or part of a name>, cpu"
+_KINDS = {"auto": False, "hip": True, "wgpu": True, "cpu": False}  # whether an index or part of a name may follow
 SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
 AMD = 0x1002  # PCI vendor id
 Needs = Callable[[Device], None]  # raises OperatorMissing
@@ -39,8 +40,7 @@ def check_spec(spec: str) -> tuple[str, str]:
         DeviceUnavailable: The spec is unknown. Whether there is such a device is not looked at.
     """
     kind, _, rest = spec.strip().partition(":")
-    known = kind in ("hip", "wgpu") or (kind in ("auto", "cpu") and not rest)
-    if not known or len(spec) > _LONGEST:
+    if len(spec) > _LONGEST or kind not in _KINDS or (rest and not _KINDS[kind]):
         raise DeviceUnavailable(f"device {short(spec)} is not known; use one of: {SPECS}")
     return kind, rest
 

@@ -29,6 +29,7 @@ from wgrad.train.commands import cli, devices
 from wgrad.train.commands.devices import describe, readable_bytes
 from wgrad.train.commands.selftest import package_versions
 from wgrad.train.files import hub as hub_module
+from wgrad.train.files import hub_answers
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.generate_config import GenerateConfig
@@ -363,8 +364,9 @@ def test_a_hub_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setattr(hub, "HfApi", functools.partial(hub.HfApi, endpoint=address))
-        monkeypatch.setattr(hub_module, "ANSWER_SECONDS", 0.2)
-        with pytest.raises(WgradError, match=r"org/name; .* fetching failed \(no answer in 0 s\): check the network"):
+        for module in (hub_module, hub_answers):
+            monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)
+        with pytest.raises(WgradError, match=r"org/name; .* fetching failed \(no answer in 0.2 s\): check the network"):
             resolve_model("org/name")
 
 

@@ -20,8 +20,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = ("device", "wgsl", "hip", "autograd", "train")
 
-# page -> file -> its text, or (before, after) of an edit.
-RECIPES: dict[str, dict[str, str | tuple[str, str]]] = {
+# page -> file -> its text, or (before, after) of one edit or several.
+RECIPES: dict[str, dict[str, str | tuple[str, ...]]] = {
     "operator": {
         "autograd/ops/cube.py": '''
 """x^3."""
@@ -195,6 +195,8 @@ class ToyDevice(WgpuDevice):
     implementations = implements
 ''',
         "autograd/select_device.py": (
+            '"cpu": False}',
+            '"cpu": False, "toy": False}',
             '        "cpu": lambda',
             '        "toy": lambda: bind(importlib.import_module("wgrad.toy.device").ToyDevice)(),\n'
             '        "cpu": lambda',
@@ -229,7 +231,7 @@ open(sys.argv[1], "w").write(json.dumps(found))
 """
 
 
-def apply(recipe: dict[str, str | tuple[str, str]], tree: Path) -> None:
+def apply(recipe: dict[str, str | tuple[str, ...]], tree: Path) -> None:
     for name, change in recipe.items():
         path = tree / name
         if isinstance(change, str):
@@ -238,8 +240,10 @@ def apply(recipe: dict[str, str | tuple[str, str]], tree: Path) -> None:
             path.write_text(change.lstrip("\n"), encoding="utf-8")
         else:
             text = path.read_text(encoding="utf-8")
-            assert text.count(change[0]) >= 1, (name, change[0])
-            path.write_text(text.replace(change[0], change[1], 1), encoding="utf-8")
+            for before, after in zip(change[::2], change[1::2], strict=True):
+                assert before in text, (name, before)
+                text = text.replace(before, after, 1)
+            path.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", RECIPES)
