@@ -15,3 +15,8 @@ def short(value: object) -> str:
     except Exception:
         text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= _MOST else f"{text[:60]}...{text[-10:]}"
+
+
+def as_text(path: str) -> str:
+    """Return a path as UTF-8 text; a byte of it that is none is escaped."""
+    return path.encode("utf-8", "backslashreplace").decode()

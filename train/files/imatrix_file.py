@@ -16,6 +16,7 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_file
+from wgrad.device.shown import as_text
 from wgrad.train.files.gguf_files import open_reader, require_gguf
 
 IMATRIX_FILE = "imatrix.gguf"  # next to a model that was quantized with it
@@ -53,7 +54,7 @@ class Imatrix:
         writer = gguf.GGUFWriter(None, "")
         writer.kv_data[0].pop("general.architecture", None)
         writer.add_string("general.type", "imatrix")
-        writer.add_array("imatrix.datasets", [self.source])
+        writer.add_array("imatrix.datasets", [as_text(self.source)])
         writer.add_uint32("imatrix.chunk_count", 1)
         writer.add_uint32("imatrix.chunk_size", self.tokens)
         for name, mean in sorted(self.means.items()):

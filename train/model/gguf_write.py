@@ -15,6 +15,7 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import gguf_formats
 from wgrad.device.formats.gguf_quantize import quantize_rows
+from wgrad.device.shown import as_text
 from wgrad.train.files.gguf_files import gguf_parts, permute
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.files.gguf_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
@@ -118,14 +119,14 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, ov
         for key, value in over.items():
             (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
     else:
-        writer.add_name(model.files.folder.name)
+        writer.add_name(as_text(model.files.folder.name))
         _write_shapes(writer, model.config)
         _write_rope(writer, gguf, model.config)
         write_activation(writer, model.config, model.files.read)
         write_tokenizer(writer, gguf, model.files.folder, model.config.vocab_size)
     if model.imatrix is not None:
         writer.add_string("quantize.imatrix.file", IMATRIX_FILE)
-        writer.add_string("quantize.imatrix.dataset", model.imatrix.source)
+        writer.add_string("quantize.imatrix.dataset", as_text(model.imatrix.source))
         writer.add_uint32("quantize.imatrix.entries_count", len(model.imatrix.means))
         writer.add_uint32("quantize.imatrix.chunks_count", 1)
     writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES.get(name, f"MOSTLY_{name}")])
