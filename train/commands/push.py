@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import as_text
 from wgrad.train.data.tokenizer_source import tokenizer_files
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.hub import is_hub_id
@@ -38,7 +39,7 @@ def run_push(args: PushConfig) -> int:
     results: dict[str, Any] = {}
     if (run / RESULTS_FILE).is_file():
         results = read_json(run / RESULTS_FILE, dict[str, Any], "--adapter")
-    base = args.base or config.get("model") or base_of_adapter(args.adapter)
+    base = as_text(args.base or config.get("model") or base_of_adapter(args.adapter))
     on_hub = bool(args.base) or is_hub_id(base, "--adapter")
     if not on_hub:
         say(f"note: the base model is a folder here, {base}: give its id on the Hub as --base, for others", "stderr")
