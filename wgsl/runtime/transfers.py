@@ -31,14 +31,14 @@ class _Way:
     bytes_per_flop: float
 
 
-# Measured on an H200 (bench/notes/copies.md), next to matmuls of 280 TFLOP/s.
-_TO_HOST = _Way(1, 22e9 / 280e12)
+# Measured on an H200 and H100s (bench/notes/copies.md), next to matmuls of 280 TFLOP/s.
+_TO_HOST = _Way(2, 37e9 / 280e12)
 _FROM_HOST = _Way(4, 36e9 / 280e12)
 # For copies from host memory that are not done when needed, because they take longer than the launches they overlap
 # with: this slows each launch, but takes less time in total (bench/notes/copies.md).
 _FROM_HOST_BEHIND = _Way(8, 50e9 / 280e12)
 _LATE, _OLDER = 0.25, 0.9  # share that was left when needed, above which that is used; weight of older copies
-BYTES_PER_FLOP = _TO_HOST.bytes_per_flop  # the lower of both
+BYTES_PER_FLOP = min(_TO_HOST.bytes_per_flop, _FROM_HOST.bytes_per_flop)
 
 
 class _Borrowed(Lease):
