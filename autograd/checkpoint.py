@@ -28,6 +28,14 @@ from wgrad.device.contract import Array
 
 class _Stretch(threading.local):
     kept: list[Sequence[Array]] | None = None  # results of `once` in the current part; None: they are not kept
+    matmuls = False  # whether `once` gets those of matmuls, too
+    staying = False  # whether the results of `once` stay on the device
+
+
+class Staying(tuple[Array, ...]):
+    """Results of `once` that stay on the device where others are offloaded."""
+
+    __slots__ = ()
 
 
 _stretch = _Stretch()
@@ -39,8 +47,31 @@ def once(compute: Callable[[], Sequence[Array]]) -> Sequence[Array]:
         return compute()
     if is_recomputing():
         return _stretch.kept.pop(0)
-    _stretch.kept.append(made := compute())
+    _stretch.kept.append(made := Staying(compute()) if _stretch.staying else compute())
     return made
+
+
+def keeps_matmuls() -> bool:
+    """Return whether outputs of matmuls are computed by `once`."""
+    return _stretch.matmuls
+
+
+@contextmanager
+def keeping_matmuls(kept: bool = True, staying: bool = False) -> Iterator[None]:
+    """Compute the outputs of matmuls by `once` within the block, or not, in a forward and its recomputation alike.
+
+    staying: Whether the results of `once` stay on the device where others are offloaded.
+    """
+    previous, (_stretch.matmuls, _stretch.staying) = (_stretch.matmuls, _stretch.staying), (kept, staying)
+    try:
+        yield
+    finally:
+        _stretch.matmuls, _stretch.staying = previous
+
+
+def results_kept() -> list[Sequence[Array]] | None:
+    """Return the results of `once` in the current part so far, or those that its recomputation still has to take."""
+    return _stretch.kept
 
 
 @contextmanager
@@ -87,7 +118,10 @@ def checkpoint(
     else:
         ctx.offloading, ctx.offloaded = (
             offloading,
-            offloading.put([*saved, *(a for arrays in kept or () for a in arrays)]),
+            offloading.put(
+                [*saved, *(a for arrays in kept or () for a in arrays)],
+                [False] * len(saved) + [isinstance(arrays, Staying) for arrays in kept or () for _ in arrays],
+            ),
         )
         ctx.kept = kept and [len(arrays) for arrays in kept]
     del saved, kept

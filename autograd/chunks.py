@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from wgrad.autograd.checkpoint import keeping
+from wgrad.autograd.checkpoint import keeping, keeping_matmuls, results_kept
 from wgrad.autograd.function import Context, attach
 from wgrad.autograd.tensor import (
     Tensor,
@@ -27,7 +28,15 @@ def even_rows(rows: int, most: int) -> int:
     return -(-rows // (chunks * ROWS)) * ROWS
 
 
-def in_row_chunks(fn: Callable[..., Tensor], x: Tensor, rows: int, *others: Tensor, spent: bool = False) -> Tensor:
+def in_row_chunks(
+    fn: Callable[..., Tensor],
+    x: Tensor,
+    rows: int,
+    *others: Tensor,
+    spent: bool = False,
+    kept: int = 0,
+    staying: int = 0,
+) -> Tensor:
     """Return fn(x, *others), computed in chunks of rows. Only the arguments are saved; the backward recomputes fn.
 
     A frozen weight that the device decodes before its matmuls is decoded once for all chunks, in forward and backward.
@@ -40,18 +49,31 @@ def in_row_chunks(fn: Callable[..., Tensor], x: Tensor, rows: int, *others: Tens
         rows: Rows of a chunk, a multiple of 64.
         *others: Further arguments, [N, ...].
         spent: Whether nothing else reads x's memory after this backward, so that x's gradient can replace it.
+        kept: Number of chunks, at most two, whose matmul outputs a checkpointed part keeps with its other results of
+            `once`. Nothing is kept of other chunks, or outside.
+        staying: Number of these chunks, the last ones, whose outputs stay on the device where others are offloaded.
 
     Returns:
         [N, D].
     """
+    results, found = results_kept() if kept else None, list[list[Sequence[Array]]]()
     if is_recomputing():
         result = x.detach()  # in place of the output, whose shape and dtype it has
+        if results:
+            each = len(results) // kept
+            found = [[results.pop(0) for _ in range(each)] for _ in range(kept)]
     else:
-        result = Tensor(_forward(fn, [x.data, *(other.data for other in others)], x.device, rows), x.device)
+        found = [[] for _ in range(kept if results is not None else 0)]
+        result = Tensor(
+            _forward(fn, [x.data, *(other.data for other in others)], x.device, rows, found, staying), x.device
+        )
+        if results is not None:
+            results += [arrays for chunk in found for arrays in chunk]
     if is_recording():
         edges = [edge_of(x), *map(edge_of, others)]
         ctx = Context("in_row_chunks", x.device, edges)
         ctx.save(x.data, *(other.data for other in others))
+        ctx.kept = found
         attach(ctx, lambda dy: _backward(fn, ctx, dy, rows, spent), edges, [result])
     return result
 
@@ -61,12 +83,28 @@ def _part(array: Array, device: Device, first: int, rows: int) -> Array:
     return device.view(array, (min(rows, array.shape[0] - first), columns), first * columns)
 
 
-def _forward(fn: Callable[..., Tensor], given: Sequence[Array], device: Device, rows: int) -> Array:
+@contextmanager
+def _keeping(kept: Sequence[list[Sequence[Array]]], number: int, staying: int = 0) -> Iterator[None]:
+    """Keep the results of `once` of a chunk in its list, or take them from it; keep none of a chunk without a list."""
+    own = kept[number] if number < len(kept) else None
+    with keeping(own), keeping_matmuls(own is not None, staying=number >= len(kept) - staying):
+        yield
+
+
+def _forward(
+    fn: Callable[..., Tensor],
+    given: Sequence[Array],
+    device: Device,
+    rows: int,
+    kept: Sequence[list[Sequence[Array]]],
+    staying: int,
+) -> Array:
+    """Return the output. kept: a list for the results of `once` of each of the first chunks. staying: as above."""
     out, count = None, given[0].shape[0]
-    # The recomputation of a checkpointed part leaves the chunks out, so nothing of them is kept for it.
-    with recording(False), keeping(None), device.caching_dequantized():
-        for first in chunk_starts(device, count, rows):
-            made = fn(*(Tensor(_part(x, device, first, rows), device) for x in given)).data
+    with recording(False), device.caching_dequantized():
+        for number, first in enumerate(chunk_starts(device, count, rows)):
+            with _keeping(kept, number, staying):
+                made = fn(*(Tensor(_part(x, device, first, rows), device) for x in given)).data
             if out is None:
                 out = device.empty((count, made.shape[1]), made.dtype)
             device.copy(made, _part(out, device, first, rows))
@@ -81,9 +119,9 @@ def _backward(fn: Callable[..., Tensor], ctx: Context, dy: Array, rows: int, spe
         for i, (x, needs) in enumerate(zip(given, ctx.needs_grad))
     ]
     with device.caching_dequantized():
-        for first in chunk_starts(device, dy.shape[0], rows):
+        for number, first in enumerate(chunk_starts(device, dy.shape[0], rows)):
             leaves = [Tensor(_part(x, device, first, rows), device, needs) for x, needs in zip(given, ctx.needs_grad)]
-            with recomputing():
+            with recomputing(), _keeping(ctx.kept, number):
                 made = fn(*leaves)
             run_backward([made], [_part(dy, device, first, rows)])
             for leaf, dx in zip(leaves, grads):

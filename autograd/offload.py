@@ -17,23 +17,29 @@ from wgrad.device.contract import Array, Device
 
 
 class _Kept:
-    """Activations of a checkpointed part. host: empty if they stay on the device."""
+    """Activations of a checkpointed part.
 
-    def __init__(self, arrays: Sequence[Array], device: Device, offloaded: bool) -> None:
-        self.here: list[Array] | None = list(arrays)
-        self.host = [device.empty_host(array.shape, array.dtype) for array in arrays] if offloaded else []
+    Attributes:
+        here: The arrays on the device, None for one that is not there.
+        host: Their copies in main memory, None for one that stays on the device.
+    """
+
+    def __init__(self, arrays: Sequence[Array], device: Device, stays: Sequence[bool]) -> None:
+        self.here: list[Array | None] = list(arrays)
+        self.host = [None if stay else device.empty_host(a.shape, a.dtype) for a, stay in zip(arrays, stays)]
         for array, host in zip(arrays, self.host):
-            device.transfer(array, host)
+            if host is not None:
+                device.transfer(array, host)
 
     def leave(self) -> None:
-        if self.host:
-            self.here = None
+        self.here = [array if host is None else None for array, host in zip(self.here, self.host)]
 
     def bring(self, device: Device) -> None:
-        if self.here is None:
-            self.here = [device.empty(host.shape, host.dtype) for host in self.host]
-            for host, array in zip(self.host, self.here):
-                device.transfer(host, array)
+        missing = [(i, host) for i, host in enumerate(self.host) if host is not None and self.here[i] is None]
+        for i, host in missing:
+            self.here[i] = device.empty(host.shape, host.dtype)
+        for i, host in missing:
+            device.transfer(host, self.here[i])
 
 
 class Offloading:
@@ -44,11 +50,15 @@ class Offloading:
         self._device, self._stretches = device, stretches
         self._kept: list[_Kept] = []
 
-    def put(self, arrays: Sequence[Array]) -> int:
-        """Keep the arguments of a part after its forward, and return the index to take them with."""
+    def put(self, arrays: Sequence[Array], stays: Sequence[bool] | None = None) -> int:
+        """Keep activations of a part after its forward, and return the index to take them with.
+
+        stays: Whether each of them stays on the device where others of its part are offloaded; None: none does.
+        """
         if self._kept:
             self._kept[-1].leave()
-        self._kept.append(_Kept(arrays, self._device, len(self._kept) < self._stretches))
+        every = len(self._kept) >= self._stretches
+        self._kept.append(_Kept(arrays, self._device, [every or stay for stay in stays or [False] * len(arrays)]))
         return len(self._kept) - 1
 
     def leave_last(self) -> None:
@@ -64,8 +74,8 @@ class Offloading:
         """Return the arrays on the device, once, and start to copy back those of the previous part."""
         kept = self._kept[index]
         kept.bring(self._device)
-        arrays, kept.here, kept.host = kept.here, None, []
-        assert arrays is not None
+        arrays = [array for array in kept.here if array is not None]
+        kept.here, kept.host = [], []
         if index:
             self._kept[index - 1].bring(self._device)
         return arrays

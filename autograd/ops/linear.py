@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.checkpoint import once
+from wgrad.autograd.checkpoint import keeps_matmuls, once
 from wgrad.autograd.decoded_weights import decoded_rows
 from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.gradients import GradientWithCopy, whole_of
@@ -123,10 +123,13 @@ def linear(
         "lowrank": None if lora is None or lora.rounded else (u, lora.b),
         "dtype": dtype,
     }
-    if isinstance(weight, FrozenWeight):
-        y = ctx.device.linear_quantized(rows, weight, **options)
-    else:
-        y = ctx.device.gemm(rows, weight, trans_b=True, **options)
+
+    def product() -> tuple[Array]:
+        if isinstance(weight, FrozenWeight):
+            return (ctx.device.linear_quantized(rows, weight, **options),)
+        return (ctx.device.gemm(rows, weight, trans_b=True, **options),)
+
+    (y,) = once(product) if residual is None and keeps_matmuls() else product()
     out: Tensor = with_shape(ctx, y, (*ctx.x_shape[:-1], y.shape[-1]))
     return out
 

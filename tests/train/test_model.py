@@ -267,7 +267,7 @@ def test_the_model_has_chunks_of_that_size(make_checkpoint: Any, monkeypatch: py
     found, device = list[int](), ReferenceDevice()
     monkeypatch.setattr(model_file, "MLP_CHUNKS_ABOVE", 0)
 
-    def noted(fn: Any, x: Tensor, rows: int, *, spent: bool) -> Tensor:
+    def noted(fn: Any, x: Tensor, rows: int, **options: Any) -> Tensor:
         found.append(rows)
         return x
 

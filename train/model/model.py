@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.checkpoint import keeping_matmuls
 from wgrad.autograd.chunks import even_rows, in_row_chunks
 from wgrad.autograd.tensor import Tensor, is_recording, no_grad
 from wgrad.device.contract import Array, Device
@@ -33,6 +34,7 @@ from wgrad.train.model.mixture import mixture
 from wgrad.train.model.model_config import Mixer, ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.per_layer import GATE, NORM, OUT, OUT_NORM, PROJECTION, TABLE
+from wgrad.train.model.projections import NOTHING, Kept
 from wgrad.train.model.stacks import GATE_UP
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.token_tables import TokenTables
@@ -61,7 +63,7 @@ class Model(Attention):
         dtype: Compute dtype: float32, float16 or bfloat16.
         recompute: Number of layers, from the first on, that keep only their input for the backward; True means all.
         offload: Number of these layers, from the first on, that keep it in main memory.
-        keep_attention: Whether recomputed layers also keep attention's output.
+        keep_attention, kept: Whether they also keep attention's output, and which outputs of projections.
         keep_norms: Whether other layers keep their norms' outputs.
         mlp_chunk_bytes, mlp_chunks_above: Replace MLP_CHUNK_BYTES and MLP_CHUNKS_ABOVE.
         balance: Load-balancing loss of the routers, which `loss` adds in training.
@@ -79,6 +81,7 @@ class Model(Attention):
         recompute: bool | int = False,
         offload: int = 0,
         keep_attention: bool = False,
+        kept: Kept = NOTHING,
         keep_norms: bool = True,
         mlp_chunk_bytes: int | None = None,
         mlp_chunks_above: int | None = None,
@@ -86,9 +89,8 @@ class Model(Attention):
     ) -> None:
         parts: dict[str, Any] = {"adapter": adapter, "dtype": dtype, "keep_norms": keep_norms}
         super().__init__(config, weights, device, positions=positions, **parts)
-        self.recompute, self.offload = recompute, offload
-        self.keep_attention, self.mlp_chunk_bytes = keep_attention, mlp_chunk_bytes
-        self.mlp_chunks_above = mlp_chunks_above
+        self.recompute, self.offload, self.keep_attention, self.kept = recompute, offload, keep_attention, kept
+        self.mlp_chunk_bytes, self.mlp_chunks_above = mlp_chunk_bytes, mlp_chunks_above
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.balance = balance
         self._balance: Balance | None = None  # of the current forward, for its recomputation
@@ -239,7 +241,8 @@ class Model(Attention):
         if (linear := c.linear_of(index)) is not None and linear.alongside:
             mixed, scale = self._mixed(linear, index, y, inputs, cache), linear.out_scale
             h = self._to_stream(prefix, linear.out_proj, after, mixed, h, inputs, scale=scale)
-        o_proj, attended, keys = self._attended(index, y, inputs, cache, shared)
+        with keeping_matmuls(self.kept.projections > 0):
+            o_proj, attended, keys = self._attended(index, y, inputs, cache, shared)
         if c.parallel:
             h = self._mlp_half(index, h, inputs, cache, own, y)
             return self._to_stream(prefix, o_proj, after, attended, h, inputs, last=True)
@@ -315,7 +318,7 @@ class Model(Attention):
         y: Tensor | None = None,
     ) -> Tensor:
         """Run `_mlp`, in chunks of rows if the layer is recomputed and the sequence is long."""
-        c = self.config
+        c, (kept, staying) = self.config, self.kept.chunks(index, self.recomputed)
         # No chunks with dropout, which would drop the same elements in each since it counts from the first row, or with
         # a balance, which counts the tokens of a whole micro-batch.
         if index < self.recomputed and cache is None and inputs.seed is None and self._balance is None:
@@ -324,12 +327,12 @@ class Model(Attention):
             if h.shape[0] > max(most, above):
                 rows = even_rows(h.shape[0], most)
                 # Without y, nothing else reads h, so its gradient may replace it.
-                return in_row_chunks(lambda x, *own: self._mlp(index, x, inputs, own), h, rows, *own, spent=y is None)
-        return self._mlp(index, h, inputs, own, y)
+                fn = partial(self._mlp, index, inputs, None)
+                return in_row_chunks(fn, h, rows, *own, spent=y is None, kept=kept, staying=staying)
+        with keeping_matmuls(kept > 0, staying=kept == staying > 0):
+            return self._mlp(index, inputs, y, h, *own)
 
-    def _mlp(
-        self, index: int, h: Tensor, inputs: Inputs, own: Sequence[Tensor] = (), y: Tensor | None = None
-    ) -> Tensor:
+    def _mlp(self, index: int, inputs: Inputs, y: Tensor | None, h: Tensor, *own: Tensor) -> Tensor:
         """Run a layer's MLP with norm and residual, and the parts after it, which treat each token by itself.
 
         own: the layer's own embeddings. y: the norm of h, if it has been computed.

@@ -105,6 +105,11 @@ def _of_the_machine(c: Any) -> None:
         )
     if c.keep_attention and recomputed == 0:
         raise WgradError("--keep-attention: --no-gradient-checkpointing computes nothing again: give only one of them")
+    for name in ("keep_projections", "keep_gate_up"):
+        if getattr(c, name) and (recomputed == 0 or c.keep_attention is False):
+            given = "--no-keep-attention would recompute attention outputs, which it keeps too"
+            given = "--no-gradient-checkpointing computes nothing again" if recomputed == 0 else given
+            raise WgradError(f"{flag(name)}: {given}: give only one of them")
     if c.stream_weights == "on" and (recomputed is False or layers is not None):
         given = "--no-gradient-checkpointing" if recomputed is False else f"--gradient-checkpointing {layers}"
         raise WgradError(f"--stream-weights: cannot be on with {given}: leave one of them out")

@@ -27,6 +27,7 @@ CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a user's file need not name it
 # Options that --help and the studio show first.
 USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_size", "max_length", "epochs", "vram")
+MOST_KEPT = 5  # of --keep-projections
 COMPUTE_HELP = "auto: float16 where tensor cores are enabled, bfloat16 on HIP, else float32"
 DEVICE_HELP = "where to compute: auto, hip, wgpu or cpu; hip:GPU and wgpu:GPU take a number or part of a name"
 MOST = 10**9  # largest count, which no run reaches: a larger number is a mistake
@@ -186,6 +187,21 @@ class RunOptions(ObjectiveOptions, InputOptions):
         None,
         "with --gradient-checkpointing: also keep attention outputs instead of recomputing them (default: for "
         "sequences of 8,192 tokens or more, if they take less than 4 GiB and no option limits memory)",
+    )
+    keep_projections: int | None = of_machine(
+        None,
+        f"what recomputed layers keep besides attention outputs, from 0 to {MOST_KEPT}. 1: queries, keys and values; "
+        "each more: gate and up of half a chunk of the MLP (default: with --gradient-checkpointing auto as much as is "
+        "offloaded without costing time, else 0)",
+        rule=(f"must be between 0 and {MOST_KEPT}", lambda v: 0 <= v <= MOST_KEPT),
+        metavar="N",
+    )
+    keep_gate_up: int | None = of_machine(
+        None,
+        "of the last N recomputed layers, also keep gate and up of one chunk of the MLP on the device (default: with "
+        "--gradient-checkpointing auto as many as memory allows, where that saves more than whole layers; else 0)",
+        rule=A_NUMBER,
+        metavar="N",
     )
     auto_find_batch_size: bool = of_machine(
         False,

@@ -22,6 +22,7 @@ from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
 from wgrad.train.plan.fastest import least_seconds
 from wgrad.train.plan.fewer_layers import Forecast, Shorter
+from wgrad.train.plan.keep_projections import hidden_projections, with_fewer_recomputed, with_gate_up
 from wgrad.train.plan.keep_weights import most_dequantized
 from wgrad.train.plan.memory_limit import (
     as_option,
@@ -34,7 +35,14 @@ from wgrad.train.plan.memory_limit import (
 from wgrad.train.plan.plan import Plan, run_dry
 from wgrad.train.plan.speed import Rates, rates_of, step_seconds
 from wgrad.train.plan.stay_on_device import begin_streamed, least_copied
-from wgrad.train.step.activations import RECOMPUTE_ABOVE, keeps_attention, offloaded_layers
+from wgrad.train.step.activations import (
+    RECOMPUTE_ABOVE,
+    gate_up_bytes,
+    keeps_attention,
+    kept_gate_up,
+    kept_projections,
+    offloaded_layers,
+)
 from wgrad.train.step.resident import SPARE
 from wgrad.train.step.room import Room
 from wgrad.train.step.search import FIRST, beside, largest, planned_beside
@@ -43,7 +51,8 @@ MOST_ROWS = 1024  # largest batch that is tried
 
 Mode = dict[str, Any]  # options that say where a run keeps weights and activations
 MODE = ("gradient_checkpointing", "offload_activations", "stream_weights")
-KINDS = ("keep_attention", "keep_norms", "mlp_chunk", "resident_layers", "keep_dequantized")  # None: the default
+OF_RECOMPUTED: Mode = {"keep_attention": None, "keep_projections": None, "keep_gate_up": None}  # if none is recomputed
+KINDS = (*OF_RECOMPUTED, "keep_norms", "mlp_chunk", "resident_layers", "keep_dequantized")  # None: the default
 
 
 def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
@@ -116,7 +125,7 @@ class Fit:
     def changed(self, **changes: Any) -> RunOptions:
         """Return the options of the run with these changes."""
         if changes.get("gradient_checkpointing") is False:
-            changes.setdefault("keep_attention", None)
+            changes = {**OF_RECOMPUTED, **changes}
         return replace(self.config, **changes)
 
     def fitting(self, config: RunOptions) -> Plan | None:
@@ -170,7 +179,8 @@ class Fit:
             if found is None and (count := largest(plan, len(batches) - 1, self.limit)):
                 found = plan(count)
             if found is not None:
-                chosen: Plan = in_large_chunks(self._refined(found, mode), self.fitting)
+                chosen = with_fewer_recomputed(self, self._refined(found, mode))
+                chosen = with_gate_up(self, in_large_chunks(chosen, self.fitting))
                 room = self.limit - self.limit // SPARE - chosen.peak_bytes
                 return most_dequantized(chosen, room, self.fitting) if self.weights_open else chosen
         return None
@@ -269,7 +279,10 @@ class Fit:
         found = [m for m in found if not m["gradient_checkpointing"] or m.get("offload_activations")]
         # Attention outputs are offloaded at no cost either.
         keeping = {"keep_attention": True} if config.keep_attention is None else {}
-        return [m | keeping if m["gradient_checkpointing"] and m["stream_weights"] != "on" else m for m in found]
+        kept = hidden_projections(self)
+        ways = [keeping | {"keep_projections": kept}] * bool(kept) + [keeping]
+        plain = [not m["gradient_checkpointing"] or m["stream_weights"] == "on" for m in found]
+        return [m | way for m, alone in zip(found, plain) for way in ([{}] if alone else ways)]
 
     @property
     def last_mode(self) -> Mode:
@@ -288,6 +301,8 @@ class Fit:
             config = self.config if plan is None else plan.config
             offloaded = min(offloaded_layers(config, self.model_config), recomputed)
             what = "inputs and attention outputs" if keeps_attention(config, self.model_config) else "inputs"
+            if kept_projections(config, self.model_config):
+                what = "inputs, attention outputs and projections"
             said += f", {recomputed} recomputed" + f" ({what} of {offloaded} offloaded)" * (offloaded > 0)
         if plan is None:
             least = f"may take {size(RECOMPUTE_ABOVE)}" if room.limit is None else "do not fit"
@@ -304,6 +319,8 @@ class Fit:
         elif len(self.peaks) > 1:
             (few, lowest), (many, highest) = min(self.peaks.items()), max(self.peaks.items())
             other = f"{size((highest - lowest) // (many - few))} more keep another layer"
+            if 0 < kept_gate_up(plan.config, self.model_config) < recomputed:
+                other = f"{size(int(gate_up_bytes(plan.config, self.model_config)))} more keep another gate and up"
         elif plan.config.stream_weights == "on":
             other = "with more memory, more weights stay"
         else:
@@ -343,8 +360,7 @@ class Fit:
         at most those of the other layers."""
         recomputed, offloaded = self.layers - kept, config.offload_activations
         if not recomputed:
-            changes: Mode = {"offload_activations": False, "keep_attention": None}
-            return replace(config, gradient_checkpointing=False, **changes)
+            return replace(config, gradient_checkpointing=False, offload_activations=False, **OF_RECOMPUTED)
         offloaded = recomputed if offloaded is True else min(offloaded, recomputed)
         return replace(config, gradient_checkpointing=recomputed, offload_activations=offloaded)
 

@@ -13,7 +13,7 @@ from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
-from wgrad.train.plan.fit import KINDS, MODE, MOST_ROWS, Fit, Mode, words
+from wgrad.train.plan.fit import KINDS, MODE, MOST_ROWS, OF_RECOMPUTED, Fit, Mode, words
 from wgrad.train.plan.plan import Plan, plan_run
 from wgrad.train.ranks.world import World
 from wgrad.train.step.activations import recomputed_layers
@@ -101,7 +101,7 @@ def mode_of(config: RunOptions) -> Mode:
         name: value
         for name in (*MODE, *KINDS)
         if (value := getattr(config, name)) is not None
-        or (name == "keep_attention" and config.gradient_checkpointing is False)
+        or (name in OF_RECOMPUTED and config.gradient_checkpointing is False)
     }
 
 

@@ -19,7 +19,16 @@ from wgrad.device.errors import DeviceError
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import activation_bytes, layer_flops, numbers_in_layers
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.activations import keeps_attention, offloaded_layers, recomputed_layers
+from wgrad.train.step.activations import (
+    gate_up_bytes,
+    keeps_attention,
+    kept_gate_up,
+    kept_projections,
+    offloaded_bytes,
+    offloaded_layers,
+    projection_bytes,
+    recomputed_layers,
+)
 from wgrad.train.step.dequantized import kept_share
 from wgrad.train.step.resident import resident_layers
 
@@ -121,9 +130,13 @@ def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: 
     itemsize = np.dtype("float32" if config.compute == "auto" else config.compute).itemsize
     matmul, attention = layer_flops(model, tokens), _mixing_flops(model, tokens, config.max_length)
     again = matmul - 2.0 * tokens * model.hidden_size * model.mlp_width  # all but the layer's last projection
+    projections = kept_projections(config, model)
+    of_layers = recomputed * sum(projection_bytes(config, model, projections))
+    of_layers += kept_gate_up(config, model) * gate_up_bytes(config, model)
     head = 2.0 * tokens * model.hidden_size * model.vocab_size
     trained = 3 if config.full else 2
-    seconds = (layers * trained * matmul + recomputed * again + trained * head) / rates.matmul
+    again = recomputed * again - 2.0 * model.hidden_size * of_layers / itemsize
+    seconds = (layers * trained * matmul + again + trained * head) / rates.matmul
     kept = recomputed * (not keeps_attention(config, model))
     seconds += (layers * 3.5 + kept) * attention / rates.attention
     activations = activation_bytes(model, tokens, itemsize)
@@ -131,7 +144,7 @@ def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: 
     if not config.full:
         decoded = matmul / 2 / tokens * itemsize * (1 - kept_share(config, model, recomputed))
         seconds += (2 * layers + recomputed) * _DECODED_PASSES * decoded / rates.memory
-    offloaded = tokens * model.hidden_size * 4.0
+    offloaded = offloaded_bytes(config, model, projections) if projections else tokens * model.hidden_size * 4.0
     exposed = max(offloaded - device.copied_alongside(matmul), 0.0)
     seconds += 2 * offloaded_layers(config, model) * exposed / rates.link
     if config.stream_weights == "on" and not device.shared_memory:

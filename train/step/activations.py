@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.chunks import even_rows
 from wgrad.autograd.ops.loss import LOGIT_ELEMENTS
 from wgrad.device.errors import WgradError
-from wgrad.train.model.model import MLP_CHUNK_BYTES
+from wgrad.train.model.model import MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.projections import kept_chunks, projection_widths
 from wgrad.train.model.weights import activation_bytes, attention_bytes
 from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import RunOptions
@@ -80,16 +82,62 @@ def _layers(name: str, asked: Any, layers: int) -> int:
 
 
 def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
-    """Return whether recomputed layers keep their attention outputs: --keep-attention, else for long sequences if they
-    are small enough and no option limits memory."""
+    """Return whether recomputed layers keep their attention outputs: --keep-attention, or options that keep
+    more, else for long sequences if they are small enough and no option limits memory."""
     if not recomputed_layers(config, model):
         return False
     if config.keep_attention is not None:
         return config.keep_attention
+    if config.keep_projections or config.keep_gate_up:
+        return True
     if config.limit or config.offload_activations or config.stream_weights == "on":
         return False
     held = attention_bytes(model, config.rows * config.max_length, itemsize_of(config))
     return config.max_length >= KEEP_ATTENTION_FROM and held < KEEP_ATTENTION_BELOW
+
+
+def kept_projections(config: RunOptions, model: ModelConfig) -> int:
+    """Return --keep-projections as far as it has an effect: in recomputed layers that keep their attention outputs."""
+    return (config.keep_projections or 0) if keeps_attention(config, model) else 0
+
+
+def kept_gate_up(config: RunOptions, model: ModelConfig) -> int:
+    """Return how many recomputed layers keep gate and up of a chunk on the device."""
+    most = recomputed_layers(config, model) if keeps_attention(config, model) else 0
+    return min(config.keep_gate_up or 0, most)
+
+
+def chunk_rows(config: RunOptions, model: ModelConfig) -> int:
+    """Return the rows of a chunk of the MLP of recomputed layers: of the largest, unless an option says how large."""
+    tokens = config.rows * config.max_length
+    most = (limit_bytes(config.mlp_chunk) or MLP_CHUNK_BYTES) // max(6 * model.mlp_width * itemsize_of(config), 1)
+    above = MLP_CHUNKS_ABOVE if config.mlp_chunk is None else 0
+    return even_rows(tokens, most) if tokens > max(most, above) else tokens
+
+
+def projection_bytes(config: RunOptions, model: ModelConfig, kept: int) -> tuple[float, float]:
+    """Return the bytes of queries, keys and values, and of gate and up, that a recomputed layer keeps on average.
+
+    kept: --keep-projections.
+    """
+    tokens, rows, (mixer, mlp) = config.rows * config.max_length, chunk_rows(config, model), projection_widths(model)
+    of_layers = [min(kept_chunks(kept, layer) * rows, tokens) for layer in range(2)]
+    return tokens * mixer * itemsize_of(config) * (kept > 0), sum(of_layers) / 2 * mlp * itemsize_of(config)
+
+
+def gate_up_bytes(config: RunOptions, model: ModelConfig) -> float:
+    """Return the bytes that a layer of --keep-gate-up keeps on the device, on average."""
+    tokens, rows, kept = config.rows * config.max_length, chunk_rows(config, model), kept_projections(config, model)
+    before = [min(kept_chunks(kept, layer) * rows, tokens) for layer in range(2)]
+    more = [min(rows, tokens - offloaded) for offloaded in before]
+    return sum(more) / 2 * projection_widths(model)[1] * itemsize_of(config)
+
+
+def offloaded_bytes(config: RunOptions, model: ModelConfig, kept: int) -> float:
+    """Return the bytes of a layer's input, attention output and kept projections. kept: --keep-projections."""
+    tokens, itemsize = config.rows * config.max_length, itemsize_of(config)
+    attention = attention_bytes(model, tokens, itemsize) / model.num_hidden_layers
+    return tokens * model.hidden_size * 4 + attention + sum(projection_bytes(config, model, kept))
 
 
 def mlp_chunk_bytes(config: RunOptions) -> int | None:

@@ -21,6 +21,7 @@ from wgrad.device.errors import OutOfMemory
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_inputs import Inputs
+from wgrad.train.model.projections import NOTHING
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.world import RanksLost, World
@@ -135,7 +136,7 @@ class Trainer:
             self._micro_step(self._forward_backward, submitted)
         except OutOfMemory:
             all_recomputed = self.model.recomputed == self.model.config.num_hidden_layers
-            least = all_recomputed and not self.dequantized.nbytes
+            least = all_recomputed and not self.dequantized.nbytes and not any(self.model.kept)
             if self._say is None or self._began or not self.world.alone or least:
                 raise
             lacks_memory = True
@@ -144,7 +145,7 @@ class Trainer:
             self._say("note: the first step finds too little memory: all layers are recomputed from here on")
             self.device.forget_dequantized()
             self.dequantized = Dequantized()
-            self.model.recompute, self._micro_step = True, Recorded(self.device)
+            self.model.recompute, self.model.kept, self._micro_step = True, NOTHING, Recorded(self.device)
             for array in (self.optimizer.parameters.grad, self._told):
                 self.device.fill(array, 0.0)
             self._micro_step(self._forward_backward, submitted)
