@@ -38,7 +38,7 @@ def _ending(case: Case, outcome: Outcome) -> str | None:
         return f"traceback: {_place(outcome.stderr)}"
     if outcome.status in ALLOWED:
         return None
-    if outcome.status == UNUSABLE and (case.stdout or _says_unusable(outcome)):
+    if outcome.status == UNUSABLE and (case.stdout or _loses_errors(case) or _says_unusable(outcome)):
         return None
     return f"status {outcome.status}: {_last_line(outcome.stderr)}"
 
@@ -48,9 +48,14 @@ def _says_unusable(outcome: Outcome) -> bool:
     return bool(re.search(r"not finite|skipped|no trial has a held-out loss", outcome.stderr)) and len(errors) == 1
 
 
+def _loses_errors(case: Case) -> bool:
+    """Return whether an error's line cannot be written."""
+    return 2 in case.around.get("closed", ()) or case.around.get("written", LONGEST_ERROR) < LONGEST_ERROR
+
+
 def _messages(case: Case, outcome: Outcome) -> str | None:
-    if 2 in case.around.get("closed", ()) or case.around.get("written", LONGEST_ERROR) < LONGEST_ERROR:
-        return None  # the line is lost
+    if _loses_errors(case):
+        return None
     if case.around.get("environment"):  # which may tell that stderr is a terminal, where bars are drawn
         outcome = replace(outcome, stderr=_undrawn(outcome.stderr))
     noise = _NOISE.search(outcome.stderr)
@@ -93,7 +98,7 @@ def _memory(case: Case, outcome: Outcome) -> str | None:
 def _folder(case: Case, outcome: Outcome, folder: Path) -> str | None:
     """Nothing half-written: what is in the output folder is whole, and a result is there only where the run says so."""
     partial = [p.name for p in folder.rglob("*.partial")]
-    if partial and "modes" not in case.around:  # which may forbid to remove it
+    if partial and not {"modes", "files"} & set(case.around):  # which may forbid to remove it
         return f"left half-written: {re.sub(r'[0-9]+', 'N', partial[0])}"
     out = folder / OUT
     if not out.is_dir() or case.argv[:1] != ["finetune"]:
