@@ -173,8 +173,10 @@ def test_an_adapters_template_is_used_everywhere(
         ask = {"messages": turns, "max_tokens": 2}
         reply = client.post("chat/completions", {"model": "adapter", **ask}).json
         assert reply["usage"]["prompt_tokens"] == len(ids)
-        reply = client.post("chat/completions", {"model": "model", **ask})
-        assert reply.status == (200 if base else 400)  # the base is asked as it says itself
+        # A base model is asked as it says itself, and as its adapter does where it says nothing.
+        base_ids = load_tokenizer(folder).encode("[user] the fox<|end|>") if base else ids
+        reply = client.post("chat/completions", {"model": "model", **ask}).json
+        assert reply["usage"]["prompt_tokens"] == len(base_ids)
     words = ["--adapter", str(adapter), "--device", "cpu"]
     (tmp_path / "data.jsonl").write_text(json.dumps({"messages": [*turns, {"role": "assistant", "content": "yes"}]}))
     capsys.readouterr()

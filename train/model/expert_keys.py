@@ -148,7 +148,8 @@ class HunYuanMoeFile(ExpertsFile, kw_only=True):
 
     def __post_init__(self) -> None:
         self.num_experts = self._same("num_experts")
-        self.num_experts_per_tok = self.num_experts_per_tok or self._same("moe_topk") or 1
+        chosen = self._same("moe_topk")
+        self.num_experts_per_tok = self.num_experts_per_tok or chosen or 1
         super().__post_init__()
         for key, wanted in (("moe_intermediate_size", self.intermediate_size), ("num_shared_expert", 1)):
             if self._same(key) not in (None, wanted):
