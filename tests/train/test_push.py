@@ -21,6 +21,7 @@ from wgrad.train.output.card_use import Contents
 from wgrad.train.output.model_card import MARK, Card, is_own_card
 
 constants = pytest.importorskip("huggingface_hub.constants")
+utils = pytest.importorskip("huggingface_hub.utils")
 REPO = "me/mine"
 
 
@@ -66,6 +67,14 @@ def test_a_hub_that_stops_answering(
     error = f"wgrad: error: push: the upload to {REPO} failed (no answer in 0.3 s): check the network; the same"
     assert capsys.readouterr().err.splitlines()[-1].startswith(error)
     assert (hub.repos.get(REPO, (True, {}))[1] == {}) and "create" in silent or REPO in hub.repos
+
+
+def test_an_error_does_not_follow_a_progress_bar_on_its_line(hub: UploadHub, capsys: Any) -> None:
+    bars = []
+    with pytest.raises(OSError, match="lost"), hub_answers.answers_in_time():
+        bars.append(utils.tqdm(total=3, disable=False))
+        raise OSError("lost")
+    assert capsys.readouterr().err.endswith("\n")
 
 
 def test_an_adapter_is_uploaded_to_a_private_repository(run: Path, hub: UploadHub, capsys: Any) -> None:

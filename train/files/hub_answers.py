@@ -1,9 +1,9 @@
-"""A limit on how long the hub's client waits for an answer. By itself it waits forever for most of them."""
+"""How the hub's client is called: with a limit on how long it waits for answers, and errors on lines of their own."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,16 +17,37 @@ def answers_in_time(seconds: float | None = None) -> Iterator[None]:
 
     seconds: for an answer to begin, and for each part of it; None: ANSWER_SECONDS.
 
-    Requests that have a limit of their own keep it. Clients before 1.0, which are not of httpx, are left as they are.
+    Requests that have a limit of their own keep it; most have none. Clients before 1.0, which are not of httpx, are
+    left as they are. Progress bars that the client leaves open at an error are closed.
     """
     from huggingface_hub.utils import get_session
 
     client = get_session()
     hooks = getattr(client, "event_hooks", None)
-    if hooks is None:
+    with _bars_ended():
+        if hooks is None:
+            yield
+            return
+        with _limited(client, hooks, ANSWER_SECONDS if seconds is None else seconds):
+            yield
+
+
+@contextmanager
+def _bars_ended() -> Iterator[None]:
+    """End the lines of progress bars that the client leaves open where a file is not sent: an error follows."""
+    from huggingface_hub.utils import tqdm
+
+    try:
         yield
-        return
-    longest = ANSWER_SECONDS if seconds is None else seconds
+    except BaseException:
+        for bar in list(getattr(tqdm, "_instances", ())):
+            bar.close()
+        raise
+
+
+@contextmanager
+def _limited(client: Any, hooks: Mapping[str, list[Any]], longest: float) -> Iterator[None]:
+    """End requests of a client within the block that get no answer in `longest` seconds, as above."""
     silence = f"no answer in {longest:g} s"
     unanswered: dict[Any, float] = {}  # requests, and when each was first sent
 
