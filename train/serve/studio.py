@@ -43,6 +43,7 @@ from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.pages import page_routes
 from wgrad.train.serve.run_list import RunList
 from wgrad.train.step.find_model import find_model
+from wgrad.train.terminal.ending import ending_of
 
 PAGE_FILES = ("page.css", "page.js", "chat.js", "charts.js", "studio.js", "uplot.js")
 _ELSEWHERE = ("model", "data", "out", "resume")  # options with their own place on the page
@@ -278,6 +279,7 @@ def make_studio(studio: Studio) -> Starlette:
         *studio.page_routes,
     ]
     handlers_of_errors: Any = {ApiError: _api_error, WgradError: _wgrad_error, HTTPException: _http_error}
+    handlers_of_errors |= {kind: _refused_by_system for kind in (OSError, RuntimeError, MemoryError)}
     return Starlette(routes=routes, exception_handlers=handlers_of_errors)
 
 
@@ -366,6 +368,14 @@ def _told(error: WgradError) -> dict[str, Any]:
 
 async def _wgrad_error(request: Request, error: Any) -> Response:
     return _json(json.dumps({"error": _told(error)}), 400)
+
+
+async def _refused_by_system(request: Request, error: Any) -> Response:
+    """Answer with what a command would say: the folder of a run may not be read, or the disk is full."""
+    ending = ending_of(error)
+    if ending is None:
+        raise error
+    return _json(json.dumps({"error": _told(WgradError(ending[0]))}), 400)
 
 
 async def _api_error(request: Request, error: Any) -> Response:
