@@ -37,6 +37,7 @@ from tests.fuzz.servers import HTTP, answer, ending_at_once
 from tests.fuzz.surroundings import HERE, surrounded
 
 CPU_SECONDS = 10  # of one case; more is a hang
+TEMPLATE_SECONDS = 120  # a template may take 5 s for each conversation that is rendered
 WAIT_SECONDS = 10  # without computing; more is a hang too
 WALL_SECONDS = 120  # where a busy machine gives a case that little of its time
 DATA_LIMIT = 2 << 30  # private memory that a child may ask for beyond what it is born with
@@ -228,7 +229,8 @@ def _run(case: Case, box: Sandbox) -> Outcome:
     _redirect(case, box.folder)
     used = resource.getrusage(resource.RUSAGE_SELF)
     begun = used.ru_utime + used.ru_stime
-    resource.setrlimit(resource.RLIMIT_CPU, (int(begun) + CPU_SECONDS + 1, resource.RLIM_INFINITY))
+    most = TEMPLATE_SECONDS if case.kind == "template" else CPU_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (int(begun) + most + 1, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, resource.RLIM_INFINITY))
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak begins anew

@@ -34,7 +34,7 @@ def sweep_case(rng: Random, groups: Any) -> Case:
     for one in vary:
         argv += ["--vary", one]
     if rng.random() < 0.3:
-        argv += ["--trials", rng.choice(("1", "2", "0", "-1", "x", "\xb2", "9" * 30, "9" * 5000, "1000"))]
+        argv += ["--trials", rng.choice(("1", "2", "0", "-1", "x", "\xb2", "9" * 30, "9" * 5000))]
     files: Files = {}
     if rng.random() < 0.3:
         argv += ["--config", "sweep.yaml"]

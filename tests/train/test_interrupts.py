@@ -263,6 +263,17 @@ def test_other_errors_of_a_finalizer_are_told_as_ever(monkeypatch: pytest.Monkey
     assert told == ["wrong"]
 
 
+def test_a_command_that_may_start_no_thread_leaves_signals_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = signal.set_wakeup_fd(-1)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start"), EndRequests():
+        pass
+    assert signal.set_wakeup_fd(before) == -1
+
+
 STUCK_COMMAND = """
 import ctypes, os, signal, threading, time
 from wgrad.train.terminal import end_requests

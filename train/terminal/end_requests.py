@@ -32,10 +32,10 @@ class EndRequests:
             return self
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()  # first: where the system refuses it, nothing else has been changed
         self._descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
         for number in SIGNALS:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 self._before[number] = signal.getsignal(number)
