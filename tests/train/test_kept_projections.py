@@ -160,8 +160,9 @@ def test_as_much_is_kept_as_is_copied_alongside_matmuls(
     each = [offloaded_bytes(config, model, kept) for kept in range(MOST_KEPT + 1)]
 
     def chosen(hidden: float, **given: Any) -> list[Any]:
+        ranks = given.pop("ranks", 1)
         monkeypatch.setattr(type(card), "copied_alongside", lambda self, work: hidden)
-        modes = Fit(replace(config, **given), model, folder, card, 24, limit).modes
+        modes = Fit(replace(config, **given), model, folder, card, 24, limit, ranks).modes
         return [mode.get("keep_projections") for mode in modes]
 
     assert chosen(each[1] - 1) == [None, None]
@@ -171,6 +172,7 @@ def test_as_much_is_kept_as_is_copied_alongside_matmuls(
     assert chosen(1e12, **CHUNKED) == [None, 5, None]
     free["bytes"] = int(2 * LAYERS * each[2])
     assert chosen(1e12) == [None, 2, None]
+    assert chosen(1e12, ranks=2) == [None, None]
     assert chosen(1e12, keep_projections=1) == [None, None]
     assert chosen(1e12, keep_attention=False) == [None, None]
     assert chosen(1e12, offload_activations=2) == [None]

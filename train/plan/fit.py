@@ -101,9 +101,9 @@ class Fit:
     device: Device
     prompt_tokens: int
     limit: int  # bytes of the device that the run may take; a little of it stays free
+    local_ranks: int = 1  # ranks on this host, which share its main memory
     peaks: dict[int, int] = field(default_factory=dict, compare=False)  # by the number of layers kept
-    # Runs that do not fit, with their limits.
-    beyond: set[tuple[str, int]] = field(default_factory=set, compare=False, repr=False)
+    beyond: set[tuple[str, int]] = field(default_factory=set, compare=False, repr=False)  # runs with limits: no fit
     forecasts: dict[str, Forecast | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property

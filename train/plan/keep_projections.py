@@ -13,7 +13,7 @@ from wgrad.train.plan.plan import Plan
 from wgrad.train.plan.speed import Rates
 from wgrad.train.step.activations import gate_up_bytes, offloaded_bytes, recomputed_layers
 
-# Offloaded activations take at most half of free main memory, if it is wgrad that chooses what they are.
+# Offloaded activations of all ranks take at most half of free main memory, if it is wgrad that chooses what they are.
 _HOST_SHARE = 2
 _TRIED = 3  # numbers of layers that keep gate and up, from the one that free bytes suffice for down
 
@@ -28,7 +28,7 @@ def hidden_projections(fit: Any) -> int:
     if config.keep_projections is not None or config.keep_attention is False:
         return 0
     hidden, free = fit.device.copied_alongside(layer_flops(model, config.rows * config.max_length)), free_memory()
-    most = min(hidden, math.inf if free is None else free / _HOST_SHARE / fit.layers)
+    most = min(hidden, math.inf if free is None else free / _HOST_SHARE / fit.local_ranks / fit.layers)
     found, before = 0, 0.0
     for kept in range(1, MOST_KEPT + 1):
         each = offloaded_bytes(config, model, kept)
