@@ -19,18 +19,10 @@ from wgrad.train.model.load_weights import read_from_main_memory
 from wgrad.train.model.lora import Adapter, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.projections import Kept
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.activations import (
-    keeps_attention,
-    kept_gate_up,
-    kept_projections,
-    mlp_chunk_bytes,
-    offloaded_layers,
-    recomputed_layers,
-)
+from wgrad.train.step.activations import activation_options
 from wgrad.train.step.build import lora_parameters
 from wgrad.train.step.lora_options import lora_config
 from wgrad.train.step.optim import AdamW, FlatParameters
@@ -228,13 +220,7 @@ def build(
         adapter=stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined),
         positions=seq_len,
         dtype=np.dtype(compute),
-        recompute=recomputed_layers(options, config),
-        offload=offloaded_layers(options, config),
-        keep_attention=keeps_attention(options, config),
-        kept=Kept(kept_projections(options, config), kept_gate_up(options, config)),
-        keep_norms=options.keep_norms is not False,
-        mlp_chunk_bytes=mlp_chunk_bytes(options),
-        mlp_chunks_above=None if options.mlp_chunk is None else 0,
+        **activation_options(options, config),
     )
     return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
 

@@ -11,7 +11,7 @@ from wgrad.autograd.ops.loss import LOGIT_ELEMENTS
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model import MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.projections import kept_chunks, projection_widths
+from wgrad.train.model.projections import Kept, kept_chunks, projection_widths
 from wgrad.train.model.weights import activation_bytes, attention_bytes
 from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import RunOptions
@@ -146,6 +146,19 @@ def mlp_chunk_bytes(config: RunOptions) -> int | None:
         return limit_bytes(config.mlp_chunk)
     limit = limit_bytes(config.limit)
     return limit and min(MLP_CHUNK_BYTES, max(LEAST_MLP_CHUNK_BYTES, limit // MLP_CHUNK_SHARE))
+
+
+def activation_options(config: RunOptions, model: ModelConfig) -> dict[str, Any]:
+    """Return the arguments of `Model` that say which activations it keeps, recomputes or offloads."""
+    return {
+        "recompute": recomputed_layers(config, model),
+        "offload": offloaded_layers(config, model),
+        "keep_attention": keeps_attention(config, model),
+        "kept": Kept(kept_projections(config, model), kept_gate_up(config, model)),
+        "keep_norms": config.keep_norms is not False,
+        "mlp_chunk_bytes": mlp_chunk_bytes(config),
+        "mlp_chunks_above": None if config.mlp_chunk is None else 0,
+    }
 
 
 def itemsize_of(config: RunOptions) -> int:

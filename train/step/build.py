@@ -35,21 +35,13 @@ from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress
 from wgrad.train.model.pissa import PissaStart, start_within
-from wgrad.train.model.projections import Kept
 from wgrad.train.model.qat import Rounding, round_adapted
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import EMBEDDING, HEAD, weight_specs, whole_modules
 from wgrad.train.options.choices import LORA, ComputeType
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.objectives import SFT
-from wgrad.train.step.activations import (
-    keeps_attention,
-    kept_gate_up,
-    kept_projections,
-    mlp_chunk_bytes,
-    offloaded_layers,
-    recomputed_layers,
-)
+from wgrad.train.step.activations import activation_options
 from wgrad.train.step.compute import compute_type
 from wgrad.train.step.lora_options import lora_config
 from wgrad.train.step.memory import advising, for_parameters
@@ -171,17 +163,12 @@ def build_trainable(
 
 def _model_options(config: RunOptions, model_config: ModelConfig, device: Device, positions: int) -> dict[str, Any]:
     """Return the model's options: its dtype, what is kept for the backward and where, and the balance of experts."""
-    offloaded = offloaded_layers(config, model_config)
-    return {
+    options = activation_options(config, model_config)
+    if device.shared_memory:
+        options["offload"] = 0
+    return options | {
         "positions": max(positions, config.max_length),
         "dtype": np.dtype(config.compute),
-        "recompute": recomputed_layers(config, model_config),
-        "offload": 0 if device.shared_memory else offloaded,
-        "keep_attention": keeps_attention(config, model_config),
-        "kept": Kept(kept_projections(config, model_config), kept_gate_up(config, model_config)),
-        "keep_norms": config.keep_norms is not False,
-        "mlp_chunk_bytes": mlp_chunk_bytes(config),
-        "mlp_chunks_above": None if config.mlp_chunk is None else 0,
         "balance": balance(config, model_config, device),
     }
 
