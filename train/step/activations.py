@@ -120,17 +120,23 @@ def projection_bytes(config: RunOptions, model: ModelConfig, kept: int) -> tuple
 
     kept: --keep-projections.
     """
-    tokens, rows, (mixer, mlp) = config.rows * config.max_length, chunk_rows(config, model), projection_widths(model)
-    of_layers = [min(kept_chunks(kept, layer) * rows, tokens) for layer in range(2)]
-    return tokens * mixer * itemsize_of(config) * (kept > 0), sum(of_layers) / 2 * mlp * itemsize_of(config)
+    tokens, (mixer, mlp) = config.rows * config.max_length, projection_widths(model)
+    rows = sum(_gate_up_rows(config, model, kept)) / 2
+    return tokens * mixer * itemsize_of(config) * (kept > 0), rows * mlp * itemsize_of(config)
 
 
 def gate_up_bytes(config: RunOptions, model: ModelConfig) -> float:
     """Return the bytes that a layer of --keep-gate-up keeps on the device, on average."""
-    tokens, rows, kept = config.rows * config.max_length, chunk_rows(config, model), kept_projections(config, model)
-    before = [min(kept_chunks(kept, layer) * rows, tokens) for layer in range(2)]
-    more = [min(rows, tokens - offloaded) for offloaded in before]
-    return sum(more) / 2 * projection_widths(model)[1] * itemsize_of(config)
+    tokens, rows = config.rows * config.max_length, chunk_rows(config, model)
+    before = _gate_up_rows(config, model, kept_projections(config, model))
+    more = sum(min(rows, tokens - offloaded) for offloaded in before) / 2
+    return more * projection_widths(model)[1] * itemsize_of(config)
+
+
+def _gate_up_rows(config: RunOptions, model: ModelConfig, kept: int) -> list[int]:
+    """Return of how many rows layers with an even and with an odd index keep gate and up. kept: --keep-projections."""
+    tokens, rows = config.rows * config.max_length, chunk_rows(config, model)
+    return [min(kept_chunks(kept, layer) * rows, tokens) for layer in range(2)]
 
 
 def offloaded_bytes(config: RunOptions, model: ModelConfig, kept: int) -> float:
