@@ -70,11 +70,13 @@ def test_a_hub_that_stops_answering(
 
 
 def test_an_error_does_not_follow_a_progress_bar_on_its_line(hub: UploadHub, capsys: Any) -> None:
-    bars = []
+    of_caller, bars = pytest.importorskip("tqdm").tqdm(total=5), []
     with pytest.raises(OSError, match="lost"), hub_answers.answers_in_time():
         bars.append(utils.tqdm(total=3, disable=False))
         raise OSError("lost")
     assert capsys.readouterr().err.endswith("\n")
+    assert of_caller in of_caller._instances and bars[0] not in of_caller._instances
+    of_caller.close()
 
 
 def test_an_adapter_is_uploaded_to_a_private_repository(run: Path, hub: UploadHub, capsys: Any) -> None:

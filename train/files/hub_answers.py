@@ -41,7 +41,8 @@ def _bars_ended() -> Iterator[None]:
         yield
     except BaseException:
         for bar in list(getattr(tqdm, "_instances", ())):
-            bar.close()
+            if isinstance(bar, tqdm):  # the list is of all kinds of tqdm, with those of a caller
+                bar.close()
         raise
 
 
