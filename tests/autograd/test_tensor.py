@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -907,6 +908,34 @@ def test_the_small_gpt_is_torchs(device: Device, monkeypatch: pytest.MonkeyPatch
         assert abs(ours - loss.item()) < 1e-5
     for name, x in model.p.items():
         np.testing.assert_allclose(x.numpy(), theirs[name].detach().numpy(), atol=1e-5)
+
+
+def test_the_mlp_in_15_lines_is_torchs(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tutorial's first program as it is, for fewer steps, and with torch under the same names."""
+    monkeypatch.setattr("wgrad.autograd.creation._devices", {"here": device})
+    monkeypatch.setattr("wgrad.autograd.creation._default", ["here"])
+    page = (EXAMPLES.parent / "docs/tutorials/autograd.md").read_text(encoding="utf-8")
+    program = page.split("```python\n")[1].split("```")[0]
+    assert 10 < len([line for line in program.splitlines() if line]) <= 15
+    short = program.replace("range(200)", "range(20)")
+    imports = "import wgrad\nfrom wgrad import functional as F\n"
+    assert short != program and imports in short
+
+    def as_torch(x: np.ndarray) -> Any:
+        return torch.tensor(x.astype(np.int64) if x.dtype == np.int32 else x)
+
+    def randn(*shape: int, requires_grad: bool, scale: float = 1.0) -> Any:
+        return as_torch(wgrad.randn(*shape, scale=scale, device="cpu").numpy()).requires_grad_(requires_grad)
+
+    names = {"tensor": as_torch, "randn": randn, "zeros": torch.zeros, "AdamW": torch.optim.AdamW}
+    ours: dict[str, Any] = {}
+    theirs: dict[str, Any] = {"wgrad": SimpleNamespace(**names), "F": torch.nn.functional}
+    for text, space in ((short, ours), (short.replace(imports, ""), theirs)):
+        wgrad.manual_seed(3)
+        exec(text, space)
+    assert abs(ours["loss"].item() - theirs["loss"].item()) < 1e-5
+    for name in ("w1", "b1", "w2", "b2"):
+        np.testing.assert_allclose(ours[name].numpy(), theirs[name].detach().numpy(), atol=1e-5)
 
 
 def test_the_examples_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
