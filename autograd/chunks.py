@@ -20,6 +20,7 @@ from wgrad.device.contract import Array, Device
 from wgrad.device.dry_run import chunk_starts
 
 ROWS = 64  # chunks begin at multiples of it: a view must start at a multiple of 64 elements
+_END: Sequence[Array] = ()  # behind the results of a chunk, which others of the part may follow
 
 
 def even_rows(rows: int, most: int) -> int:
@@ -59,16 +60,15 @@ def in_row_chunks(
     results, found = results_kept() if kept else None, list[list[Sequence[Array]]]()
     if is_recomputing():
         result = x.detach()  # in place of the output, whose shape and dtype it has
-        if results:
-            each = len(results) // kept
-            found = [[results.pop(0) for _ in range(each)] for _ in range(kept)]
+        if results is not None:
+            found = [_taken(results) for _ in range(kept)]
     else:
         found = [[] for _ in range(kept if results is not None else 0)]
         result = Tensor(
             _forward(fn, [x.data, *(other.data for other in others)], x.device, rows, found, staying), x.device
         )
         if results is not None:
-            results += [arrays for chunk in found for arrays in chunk]
+            results += [arrays for chunk in found for arrays in (*chunk, _END)]
     if is_recording():
         edges = [edge_of(x), *map(edge_of, others)]
         ctx = Context("in_row_chunks", x.device, edges)
@@ -76,6 +76,14 @@ def in_row_chunks(
         ctx.kept = found
         attach(ctx, lambda dy: _backward(fn, ctx, dy, rows, spent), edges, [result])
     return result
+
+
+def _taken(results: list[Sequence[Array]]) -> list[Sequence[Array]]:
+    """Take the results of a chunk from those that the recomputation of the part still has to take."""
+    own = []
+    while arrays := results.pop(0):
+        own.append(arrays)
+    return own
 
 
 def _part(array: Array, device: Device, first: int, rows: int) -> Array:

@@ -49,12 +49,12 @@ def options(**given: Any) -> RunOptions:
 def one_pass(config: RunOptions, folder: Any, device: Any) -> tuple[list[np.ndarray], list[int], int]:
     """Return loss and gradients, the bytes of each copy, and the number of matmuls with frozen weights."""
     built = build_trainable(config, load_model_config(folder), folder, device, positions=TOKENS)
-    inputs, trained = Inputs.empty(built.model, ROWS, TOKENS), built.parameters
+    inputs, trained = Inputs.empty(built.model, config.rows, TOKENS), built.parameters
     generator = np.random.default_rng(0)
-    ids = generator.integers(0, 40, ROWS * TOKENS).astype(np.int32)
+    ids = generator.integers(0, 40, config.rows * TOKENS).astype(np.int32)
     device.write(inputs.ids, ids)
     device.write(inputs.targets, np.roll(ids, -1))
-    device.write(inputs.positions, np.tile(np.arange(TOKENS, dtype=np.int32), ROWS))
+    device.write(inputs.positions, np.tile(np.arange(TOKENS, dtype=np.int32), config.rows))
     device.write(trained.data, 0.1 * generator.standard_normal(trained.data.shape).astype(np.float32))
     moved, matmuls, transfer, linear = list[int](), Counter[str](), device.transfer, device.linear_quantized
 
@@ -94,6 +94,30 @@ def test_no_number_changes_a_bit(make_checkpoint: Any, more: dict[str, Any], off
         # Of a chunk also the three products with A, which are kept anyway of an MLP without chunks.
         extra = 3 * bool(kept) * offloaded + (5 if more else 2) * sum(chunks[:offloaded])
         assert len(moved) - len(before) == 2 * extra, kept
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rows", "chunk"),
+    [("PhiForCausalLM", ROWS, 100), ("LlamaForCausalLM", 1, 10)],
+    ids=["work after chunks", "one chunk"],
+)
+@pytest.mark.parametrize("offloaded", [0, 2])
+def test_a_chunk_takes_its_own_results_alone(
+    make_checkpoint: Any, architecture: str, rows: int, chunk: int, offloaded: int
+) -> None:
+    """Attention's output projection follows chunks in layers where both read one norm; 64 tokens are one chunk."""
+    folder, expected = make_checkpoint(architecture, num_hidden_layers=3), list[np.ndarray]()
+    matmuls = list[int]()
+    given = {"batch_size": rows, "offload_activations": offloaded, "mlp_chunk": str(6 * 88 * 4 * chunk)}
+    for kept in (0, 3, 5):
+        device: Any = ReferenceDevice()
+        device.shared_memory = False
+        found, _, count = one_pass(options(keep_projections=kept, **given), folder, device)
+        expected = expected or found
+        matmuls.append(count)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert matmuls[0] > matmuls[1] >= matmuls[2]
 
 
 @pytest.mark.parametrize("more", [{}, CHUNKED], ids=["whole", "chunks"])
