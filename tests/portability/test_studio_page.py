@@ -142,6 +142,28 @@ def test_a_broken_file_is_said_where_it_is_named(page: Browser, tmp_path: Path) 
     assert "--out is required" in text_of(page, "wrong")
 
 
+def test_a_check_that_answers_late_leaves_why_a_run_did_not_start(
+    page: Browser, client: Client, tmp_path: Path
+) -> None:
+    page.evaluate(
+        "window.held = []; window.usual = window.fetch; window.fetch = (path, options) => path === '/api/check'"
+        "? new Promise((done) => held.push(() => done(usual(path, options)))) : usual(path, options)"
+    )
+    write(page, **SHORT, data=str(tmp_path / "data.jsonl"), out="")
+    wait(page, "held.length === 1")
+    press(page, "Start the run")
+    wait(page, "document.getElementById('wrong').innerText.includes('--out is required')")
+    page.evaluate("window.fetch = usual; held[0]()")
+    wait(page, "document.querySelectorAll('#data mark').length")  # the check has answered
+    assert "--out is required" in text_of(page, "wrong")
+    assert page.evaluate("document.getElementById('option-out').ariaInvalid") == "true"
+    write(page, out=str(client.studio.runs.folder / "first"), max_steps="0")
+    wait(page, "document.getElementById('option-max_steps').ariaInvalid === 'true'")
+    assert text_of(page, "wrong") == "" and page.evaluate("document.getElementById('option-out').ariaInvalid") is None
+    write(page, out="", max_steps=SHORT["max_steps"])  # the refused options again: nothing of theirs is wrong on its own
+    wait(page, "document.getElementById('option-max_steps').ariaInvalid === null")
+
+
 def test_a_model_that_is_missing_is_said_once(page: Browser, tmp_path: Path) -> None:
     write(page, model=str(tmp_path / "nowhere"), data=str(tmp_path / "data.jsonl"))
     wait(page, "document.querySelector('#model .notice')")

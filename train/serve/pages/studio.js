@@ -22,6 +22,7 @@ let draftNumber = 0, saving = false;
 const fields = new Map();  // name -> { option, input, box, error }
 const series = new Map(), compared = new Set(), logs = new Map();
 let steps = null, fewSteps = "", planned = null;
+let refused = null;  // options that Start was refused for, as JSON, while its message is shown
 let chat = null, chatFor = "";
 const charts = new Charts(place("charts"));
 
@@ -187,8 +188,11 @@ function follow() {
     const found = await ask("check", { options }, signal);
     setText(place("command"), found.command);
     setText(place("yaml"), found.yaml || "(no YAML while an option is wrong)");
-    markError(found.error);
-    place("wrong").replaceChildren();
+    if (all !== refused) {  // a check that began before Start was pressed must not hide why it was refused
+      refused = null;
+      markError(found.error);
+      place("wrong").replaceChildren();
+    }
     if (found.error) return;
     showModel(options);
     showData(options, JSON.stringify(Object.entries(options).filter(([name]) => OF_DATA.has(name))));
@@ -306,8 +310,9 @@ function showTime() {
 
 async function start() {
   place("start").disabled = true;
+  const options = given();
   try {
-    const { run } = await ask("start", { options: given() });
+    const { run } = await ask("start", { options });
     compared.clear();
     location.hash = addressOf(run);
     await poll();
@@ -315,6 +320,7 @@ async function start() {
     follow();
     saveDraft();
   } catch (error) {
+    refused = JSON.stringify(options);
     markError(error);
     place("wrong").replaceChildren(el("p", { class: "notice" }, error.message));
     fields.get(error.param)?.box.closest("details")?.setAttribute("open", "");
