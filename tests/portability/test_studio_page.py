@@ -160,7 +160,7 @@ def test_a_check_that_answers_late_leaves_why_a_run_did_not_start(
     write(page, out=str(client.studio.runs.folder / "first"), max_steps="0")
     wait(page, "document.getElementById('option-max_steps').ariaInvalid === 'true'")
     assert text_of(page, "wrong") == "" and page.evaluate("document.getElementById('option-out').ariaInvalid") is None
-    write(page, out="", max_steps=SHORT["max_steps"])  # the refused options again: nothing of theirs is wrong on its own
+    write(page, out="", max_steps=SHORT["max_steps"])  # the refused options again
     wait(page, "document.getElementById('option-max_steps').ariaInvalid === null")
 
 
