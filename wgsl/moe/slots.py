@@ -1,5 +1,4 @@
-"""A cache of experts in slots. Shaders: moe_place.wgsl, moe_keep.wgsl, moe_copy.wgsl,
-moe_gather.wgsl."""
+"""A cache of experts in slots. Shaders: moe_place.wgsl, moe_keep.wgsl, moe_copy.wgsl, moe_gather.wgsl."""
 
 from __future__ import annotations
 
@@ -38,21 +37,20 @@ def keep_experts(device: Runtime, start: Array, held: Array, used: Array, counts
 
 @implements("gather_experts")
 def gather_experts(device: Runtime, origins: Array, source: Array, kept: Array, slots: int, out: Array | None) -> None:
-    _copy(
-        device, "moe_gather", [origins, source, kept, *([] if out is None else [out])], source.nbytes, origins.shape[0]
-    )
+    experts = origins.shape[0]
+    arrays = [origins, source, kept, *([] if out is None else [out])]
+    _copy(device, "moe_gather", arrays, experts, source.nbytes // experts)
 
 
 @implements("copy_experts")
 def copy_experts(device: Runtime, copies: Array, source: Array, out: Array, experts: int, slots: int) -> None:
-    _copy(device, "moe_copy", [copies, source, out], source.nbytes // experts * copies.shape[0], copies.shape[0])
+    _copy(device, "moe_copy", [copies, source, out], copies.shape[0], source.nbytes // experts)
 
 
-def _copy(device: Runtime, shader: str, arrays: list[Array], nbytes: int, experts: int) -> None:
-    """Launch a shader that copies `nbytes` bytes in parts of so many experts. arrays: its bindings."""
-    each = nbytes // experts
-    unit = 16 if each % 16 == 0 else 4
+def _copy(device: Runtime, shader: str, arrays: list[Array], copied: int, nbytes: int) -> None:
+    """Launch a shader that copies at most `copied` experts of `nbytes` bytes. arrays: its bindings."""
+    unit = 16 if nbytes % 16 == 0 else 4
     constants: dict[str, Constant] = {"T": "vec4<u32>" if unit == 16 else "u32", "OUT": len(arrays) == 4}
-    units = each // unit
-    groups = (-(-units // (_LOADS * GROUP)), experts, 1)
-    device.launch(shader, arrays, [units], groups, constants, work=2.0 * nbytes)
+    units = nbytes // unit
+    groups = (-(-units // (_LOADS * GROUP)), copied, 1)
+    device.launch(shader, arrays, [units], groups, constants, work=2.0 * nbytes * copied)
