@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.portability import gates
 from tests.portability.dawn import FETCHED
 from tests.portability.gates import build, icd, lifts, run
 from tests.tools import C_COMPILER, MESA, c_compiler
+from tests.wgsl.test_matrix_units import GATE_X86, library_of
 from wgrad.wgsl.runtime import matrix_units
 
 
@@ -25,3 +27,15 @@ def test_the_copy_lifts_the_gate_of_the_installed_library(tmp_path: Path, monkey
     probe, environment = build(str(c_compiler()), tmp_path), icd(tmp_path, FETCHED)
     said = [run(probe, path, environment=environment) for path in (source, matrix_units.write_copy())]
     assert lifts(*said), said
+
+
+def test_a_release_whose_gate_is_not_clear_gives_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gates, "library", lambda version, *_: library_of("x86-64", *[GATE_X86] * int(version)))
+    assert gates.find(["1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(gates.PLATFORMS) + 1 and lines[-1] == "wgpu 1, Windows aarch64: at 0x100"
+    for versions in (["2", "1"], ["1", "2"], ["0"]):
+        assert gates.find(versions) == 1
+    assert "wgpu 2, Windows aarch64: its code has 2 places that could be" in capsys.readouterr().out
