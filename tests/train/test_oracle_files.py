@@ -98,6 +98,8 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("Ernie4_5_MoeForCausalLM", {"num_experts_per_tok": 1, "moe_k": 2, "num_experts": 7}),
     ("HunYuanMoEV1ForCausalLM", {"num_experts_per_tok": 1, "moe_topk": 2}),
     ("DeepseekV2ForCausalLM", {"num_experts": 9}),
+    ("Glm4MoeForCausalLM", {"num_local_experts": 9}),
+    ("Qwen2MoeForCausalLM", {"num_local_experts": 7}),
     (
         "Gemma4ForCausalLM",
         {
