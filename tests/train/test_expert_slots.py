@@ -14,6 +14,7 @@ from tests.train.conftest import discrete_sibling
 from wgrad.train.commands.cli import main
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.generation import generate_batch, generate_ids
+from wgrad.train.inference.scoring import score
 from wgrad.train.model import load_streamed, streamed_weights
 from wgrad.train.model.expert_slots import CannotKeep, ExpertSlots
 from wgrad.train.model.load_config import load_model_config
@@ -61,15 +62,21 @@ def test_sequences_that_choose_more_experts_than_slots_have_them_gathered(
     make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three sequences choose up to 6 experts of a layer at once, for which 8 slots are too few to be sure. With many
-    rows of each expert, whole layers are copied."""
+    rows of each expert, and without a cache of keys and values, whole layers are copied."""
     folder = make_checkpoint("GptOssForCausalLM", **EXPERTS["GptOssForCausalLM"], num_experts_per_tok=2)
-    model, texts = load_model_config(folder), []
+    model, texts, scores = load_model_config(folder), [], []
     staying: dict[str, Any] = {"stream_weights": "on", "slots": 8}
     for placed, rows in (({}, 0), (staying, 0), (staying, streamed_weights._GATHERED_ROWS)):
         monkeypatch.setattr(streamed_weights, "_GATHERED_ROWS", rows)
         built: Any = build_frozen(model, folder, card, positions=64, quantize=False, **placed)
-        texts.append(generate_batch(built, [[5, 6, 7], [8], [9, 10, 11, 12, 13]], 16, SAMPLING))
+        with monkeypatch.context() as patch:
+            if not rows:
+                patch.setattr(ExpertSlots, "gather", None)
+            texts.append(generate_batch(built, [[5, 6, 7], [8], [9, 10, 11, 12, 13]], 16, SAMPLING))
+            patch.setattr(ExpertSlots, "gather", None)
+            scores.append(score(built, [5, 6, 7, 8, 9]).given.of_tokens)
     assert texts[0] == texts[1] == texts[2] and len(set(map(tuple, texts[0]))) == 3
+    np.testing.assert_array_equal(scores[1:], [scores[0]] * 2)
     needed, missing = built.weights.use
     layers = model.num_hidden_layers
     assert 15 * 2 * layers <= needed <= 15 * 6 * layers and layers < missing < needed // 2, "few copies: slots fill"
