@@ -192,17 +192,19 @@ def test_the_launches_of_the_first_wrong_case_are_told(monkeypatch: pytest.Monke
 
 
 def test_results_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 0 is wrong, case 2 ends the first process, and case 4 is wrong in the second."""
+    """Case 0 is wrong, case 2 ends the first process, and in the second one an operator is missing and case 4 is wrong."""
     dying(monkeypatch, (2,))
     wrong = """
     if number in (0, 4):
         print(json.dumps({{"set": {{"first_failed": number}}}}), flush=True)
         print(json.dumps({{"add": ["cases", {{"name": number, "failed": "off"}}]}}), flush=True)
+    if number == 3:
+        print(json.dumps({{"add": ["cases", {{"name": number, "lacks": "gelu"}}]}}), flush=True)
     print(json.dumps({{"set": {{"worst_by_kernel": {{"k": 9.0 - number, str(number % 3): number}}}}}}), flush=True)
 """
     monkeypatch.setattr(report_gpu, "_CODE", report_gpu._CODE.rstrip() + wrong)
     part = part_of("self-test")
-    assert (part["passed"], part["failed"], part["lacking"]) == (5, 2, 0)
+    assert (part["passed"], part["failed"], part["lacking"]) == (5, 2, 1)
     assert part["first_failed"]["at"] == "case 0"
     assert part["worst_by_kernel"] == {"1": 1, "2": 5, "k": 8.0}
 
