@@ -17,7 +17,7 @@ from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.probe import report
 from wgrad.autograd.selftest.run import check_case, expected_outputs, judge, run_selftest
 from wgrad.device.contract import Device
-from wgrad.device.errors import DeviceLost
+from wgrad.device.errors import DeviceError, DeviceLost
 
 
 def test_every_operator_has_a_case() -> None:
@@ -183,6 +183,14 @@ def test_a_case_that_loses_the_device_ends_the_self_test(capsys: pytest.CaptureF
     assert report(Lost, [c for c in cases() if c.op == "gelu"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["keep"] is True and said["passed"] is False and said["reason"].startswith("gelu/")
+
+
+def test_a_check_without_a_device_is_not_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    def make_device() -> Device:
+        raise DeviceError("no adapter now")
+
+    assert report(make_device, []) == 0
+    assert json.loads(capsys.readouterr().out) == {"passed": False, "reason": "no adapter now", "keep": False}
 
 
 def test_a_check_of_a_gpu_compiles_at_once_and_makes_inputs_once(capsys: pytest.CaptureFixture[str]) -> None:
