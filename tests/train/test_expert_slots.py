@@ -147,13 +147,14 @@ def test_experts_that_share_scales_stay_in_whole_layers(make_checkpoint: Any, ca
     check_that_layers_stay_whole(folder, card, "its 19 experts share scales")
 
 
+@pytest.mark.parametrize("operator", ["place_experts", "copy_experts", "keep_experts", "gather_experts"])
 def test_a_device_without_the_operators_keeps_whole_layers(
-    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+    operator: str, make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for device in (card, card.dry_run()):
-        monkeypatch.setattr(type(device), "lacks", device.lacks | {"copy_experts"})
+        monkeypatch.setattr(type(device), "lacks", device.lacks | {operator})
     folder = make_checkpoint("Qwen3MoeForCausalLM", **EXPERTS["Qwen3MoeForCausalLM"])
-    check_that_layers_stay_whole(folder, card, "lacks copy_experts")
+    check_that_layers_stay_whole(folder, card, f"lacks {operator}")
 
 
 def check_that_layers_stay_whole(folder: str, card: Any, why: str) -> None:
