@@ -192,7 +192,7 @@ def test_the_launches_of_the_first_wrong_case_are_told(monkeypatch: pytest.Monke
 
 
 def test_results_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 0 is wrong, case 2 ends the first process, and in the second one an operator is missing and case 4 is wrong."""
+    """Case 0 is wrong, case 2 ends the first process, case 3 lacks its operator, and case 4 is wrong in the second."""
     dying(monkeypatch, (2,))
     wrong = """
     if number in (0, 4):
@@ -315,8 +315,10 @@ def test_what_is_wrong_is_the_status(
     status, found = report(tmp_path)
     assert status == 1 and found["summary"]["right"] is False
     assert ("cpu" in found) == (part != "device")  # without a device there is nothing to measure
+    said = capsys.readouterr().out
     if "state" in change:
-        assert f"{part}: {change['state']}" in capsys.readouterr().out
+        assert f"{part}: {change['state']}" in said
+    assert ("0 failed, 1 ended the process (first gemm)" in said) == ("deaths" in change)
 
 
 def test_an_unknown_device_is_refused_before_anything_is_written(
