@@ -92,7 +92,7 @@ CASES = {
     "loss_cross_entropy": ["linear_cross_entropy/one token/1x123x40/float32"],
     "moe_combine": ["combine_backward/plain/5x2x68/float32"],
     "moe_group": ["group_by_expert/5x7x2"],
-    "moe_keep": ["keep_experts/5x9x2x4"],
+    "moe_keep": ["keep_experts/5x9x2x4", "keep_experts/200x300x4x270"],
     "moe_place": ["place_experts/1x9x2x5"],
     "moe_route": ["route/chosen/5x7x2/float32", "route/all/41x130x8/float32", "route_backward/all/41x130x8/float32"],
     "moe_weight_grad": ["grouped_weight_grad/float32 tiles/33x4x2x36x40/float32"],
