@@ -295,6 +295,7 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
         ("Qwen2ForCausalLM", {"head_dim": 24}, "heads of 24 elements instead of hidden_size / num_attention_heads"),
         ("Qwen2ForCausalLM", {"rope_scaling": LLAMA3}, "llama3 scaling"),
         ("Qwen3ForCausalLM", {"attention_bias": True}, "a tensor model.layers.0.self_attn.q_proj.bias"),
+        ("GemmaForCausalLM", {"attention_bias": True}, "a tensor model.layers.0.self_attn.q_proj.bias"),
         (
             "Gemma3ForCausalLM",
             {"sliding_window_pattern": 4},
