@@ -142,6 +142,11 @@ def test_the_index_of_pandas_is_a_column_of_its_own(mark: str, tmp_path: Path) -
     assert read(tmp_path / "a.csv")[0] == [{"text": "wise"}, {"text": "son"}]
 
 
+def test_a_header_with_a_records_columns_outweighs_more_cells(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text;x, y, z\nwise, my son;1\n")
+    assert read(tmp_path / "a.csv")[0] == [{"text": "wise, my son"}]
+
+
 def test_excels_line_of_the_separator(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("sep=;\r\ntext;id\r\na, b;1\r\n")
     assert read(tmp_path / "a.csv") == (

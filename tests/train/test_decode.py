@@ -130,6 +130,8 @@ NOT_YAML = [
     ("rank: !!timestamp x", "not valid YAML"),
     ("rank: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
     ("rank: 1\nlr: 2\nrank: 3", "line 3: not valid YAML: 'rank' is given twice"),
+    ("b:\n  <<: {r: 1, r: 2}", "line 2: not valid YAML: 'r' is given twice"),
+    ("b: {<<: {r: 1},\n  <<: {s: 2}}", "line 2: not valid YAML: '<<' is given twice"),
     ("rank: 010", "line 1: not valid YAML: 010 is another number in YAML: write it in decimal"),
     ("rank: 1:30", "line 1: not valid YAML: 1:30 is another number in YAML"),
     ("rank: 2026-13-45", "not valid YAML: month must be in"),
@@ -163,6 +165,8 @@ def test_anchors_are_read(tmp_path: Path) -> None:
     assert read_yaml(path, "") == {"a": [{"r": 1, "s": 2}], "b": {"r": 5}}
     path.write_text("a: &a {r: 1, s: 2}\nb: &b {s: 3, t: 4}\nc: {<<: [*b, *a], =: 5}")
     assert read_yaml(path, "")["c"] == {"r": 1, "s": 3, "t": 4, "=": 5}
+    path.write_text("{<<: {<<: {r: 1, s: 2}, s: 3}}")
+    assert read_yaml(path, "") == {"r": 1, "s": 3}
 
 
 def test_invalid_utf8_in_yaml_is_refused(tmp_path: Path) -> None:

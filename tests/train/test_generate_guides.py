@@ -16,7 +16,7 @@ from tests.train.conftest import CHATML
 from tests.train.serving import BASE
 from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.device.contract import Device
-from wgrad.device.errors import UnusableResult
+from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.thoughts import end_of_thought
 from wgrad.train.data.tokenizer import load_tokenizer
@@ -91,10 +91,11 @@ def test_guides_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_a_format_that_llguidance_does_not_know_is_an_annotation(make_tokenizer: Any) -> None:
     """Not in values and names, which may look like one. Those that it knows still constrain."""
-    found = {"properties": {"format": {"type": "string", "format": "password"}, "b": {"format": "date"}}}
+    secret = {"type": "string", "format": "password"}
+    found = {"properties": {"format": secret, "default": secret, "b": {"format": "date"}}}
     kept = {"const": {"format": "iri"}, "enum": [{"format": "x"}], "anyOf": [{"format": "binary", "type": "string"}]}
     assert _known_formats({**found, **kept}) == {
-        "properties": {"format": {"type": "string"}, "b": {"format": "date"}},
+        "properties": {"format": {"type": "string"}, "default": {"type": "string"}, "b": {"format": "date"}},
         "const": {"format": "iri"}, "enum": [{"format": "x"}], "anyOf": [{"type": "string"}],
     }  # fmt: skip
     llguidance = pytest.importorskip("llguidance")
@@ -105,6 +106,14 @@ def test_a_format_that_llguidance_does_not_know_is_an_annotation(make_tokenizer:
         grammars._tokens, 'start: %json {"type": "string", "format": "password"}', log_level=0
     )
     assert "Unknown format" in matcher.get_error()
+
+
+def test_a_grammar_of_the_empty_text_alone_is_taken(make_tokenizer: Any) -> None:
+    pytest.importorskip("llguidance")
+    grammars = Grammars(load_tokenizer(make_tokenizer()), 300)
+    assert len(grammars.guides('start: ""', [""])) == 1
+    with pytest.raises(WgradError, match="no text fits it"):
+        grammars.guides(r"start: /[^\s\S]/", [""])
 
 
 def test_a_thought_that_the_prompt_has_begun_is_not_bound(make_tokenizer: Any) -> None:

@@ -182,6 +182,14 @@ def test_a_hub_that_stops_answering(silent: str, serve: Any, make_checkpoint: An
         assert time.monotonic() - begun < 4
 
 
+def test_a_request_keeps_a_limit_of_its_own(serve: Any) -> None:
+    found = serve({"main": {}})
+    found.silence, begun = Event(), time.monotonic()
+    with pytest.raises(TimeoutError), hub_answers.answers_in_time(4.5):
+        huggingface_hub.get_session().get(f"{found.address}/api/datasets/org/name", timeout=0.2)
+    assert time.monotonic() - begun < 3
+
+
 def test_a_request_that_was_answered_may_be_sent_again_later(serve: Any) -> None:
     address = serve({"main": {"train.jsonl": lines("x")}}).address
     with hub_answers.answers_in_time(0.2):

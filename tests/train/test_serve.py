@@ -369,6 +369,7 @@ CHAT = {"model": "base_model", "messages": [{"role": "user", "content": "x"}]}
         ({**ASK, "n": 0}, 400, "n", "of at least 1; got 0"),
         ({**ASK, "best_of": 2}, 400, "best_of", "best_of is not supported"),
         ({**ASK, "min_tokens": 2}, 400, "min_tokens", "min_tokens is not supported"),
+        ({**ASK, "ignore_eos": True}, 400, "ignore_eos", "ignore_eos is not supported"),
         ({**CHAT, "continue_final_message": True}, 400, "continue_final_message", "is not supported"),
         ({**ASK, "temprature": 1}, 400, "temprature", "did you mean temperature?"),
         (CHAT, 400, "messages", "no chat template"),
