@@ -138,19 +138,21 @@ class _Loader(yaml.SafeLoader):
     and numbers that have another value in YAML 1.1 than they seem: 010 is 8, 1:30 is 90.
     """
 
-    _depth = _values = 0
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._values = 0
+        self._sizes: dict[str, int] = {}  # values of each anchor, once it is composed
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self._depth > _DEPTH:  # long before the stack is full, where anything may fail
             raise RecursionError
         before, self._values, self._depth = self._values, self._values + 1, self._depth + 1
-        sizes: dict[str, int] = self.__dict__.setdefault("_sizes", {})  # values of each anchor, once it is composed
         try:
             if isinstance(event, yaml.AliasEvent):
-                if event.anchor in self.anchors and event.anchor not in sizes:
+                if event.anchor in self.anchors and event.anchor not in self._sizes:
                     raise _problem(f"*{event.anchor} stands within &{event.anchor}", event)
-                self._values += sizes.get(event.anchor or "", 0)
+                self._values += self._sizes.get(event.anchor or "", 0)
             node = super().compose_node(parent, index)
         finally:
             self._depth -= 1
@@ -158,7 +160,7 @@ class _Loader(yaml.SafeLoader):
             raise _problem(f"there are more than {_MOST_YAML_VALUES} values, with those of aliases", event)
         if isinstance(event, yaml.NodeEvent) and not isinstance(event, yaml.AliasEvent):
             if event.anchor:
-                sizes[event.anchor] = self._values - before
+                self._sizes[event.anchor] = self._values - before
             _check_keys(node)
         return node
 
