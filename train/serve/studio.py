@@ -375,7 +375,7 @@ async def _refused_by_system(request: Request, error: Any) -> Response:
     ending = ending_of(error)
     if ending is None:
         raise error
-    return _json(json.dumps({"error": _told(WgradError(ending[0]))}), 400)
+    return await _wgrad_error(request, WgradError(ending[0]))
 
 
 async def _api_error(request: Request, error: Any) -> Response:
