@@ -123,8 +123,6 @@ class Grammars:
     def _is_empty(self, matcher: Any) -> bool:
         """Return whether a matcher at its beginning allows no text, not even an empty one."""
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        if matcher.get_error():
-            return True
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
         assert self._tokens is not None
         return not matcher.is_accepting() and {*allowed.tolist()} <= {*self._tokens.eos_tokens}
