@@ -192,11 +192,13 @@ def test_a_request_keeps_a_limit_of_its_own(serve: Any) -> None:
 
 def test_a_request_that_was_answered_may_be_sent_again_later(serve: Any) -> None:
     address = serve({"main": {"train.jsonl": lines("x")}}).address
+    session = huggingface_hub.get_session()
+    hooks = getattr(session, "event_hooks", None)
     with hub_answers.answers_in_time(0.2):
-        session = huggingface_hub.get_session()
         for _ in range(2):
             assert session.get(f"{address}/api/datasets/org/name").status_code == 200
             time.sleep(0.25)
+    assert getattr(session, "event_hooks", None) == hooks
 
 
 @pytest.mark.parametrize(

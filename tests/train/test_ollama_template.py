@@ -118,6 +118,7 @@ TURNS = "{% for m in messages %}<{{ m.role }}>[CONTENT]{% endfor %}{% if add_gen
         ("{{ m.content|trim }}", "blanks around a message"),
         ("{{ m.content.split('</think>')[-1] }}", "thoughts in earlier answers"),
         ("{{ m.content or 'nothing' }}", "an empty message"),
+        ("{{ m.content or raise_exception('empty') }}", ""),
         ("{{ m.content.split('</think>')[-1]|trim }}", "blanks around a message, thoughts in earlier answers"),
     ],
 )

@@ -185,6 +185,7 @@ def test_a_declared_class_yields_to_the_model_type(backends: dict[str, str], tmp
         ("qwen3_5_moe", "Qwen2Tokenizer", "byte level"),
         ("gemma3_text", None, "metaspace"),
         ("qwen3_moe", None, "byte level"),
+        ("idefics2", None, "byte level"),
     ]
     for model, declared, kind in cases:
         config = NAMES | ({"tokenizer_class": declared} if declared else {})

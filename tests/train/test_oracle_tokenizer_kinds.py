@@ -154,7 +154,7 @@ def test_special_tokens_map_and_added_tokens_json(kind: str, backends: dict[str,
     vocabulary = Tokenizer.from_str(backends[kind]).get_vocab()
     mine = {"model_specific_special_tokens": {"tool_token": min(t for t in vocabulary if t.isalpha() and len(t) == 2)}}
     listed = {"added_tokens_decoder": {"3": {"content": "<pad>", **PLAIN}}}
-    more: list[dict] = [{}, listed, mine, mine | {"image_token": "</s>"}]
+    more: list[dict] = [{}, listed, mine, mine | {"image_token": "</s>"}, mine | {"add_bos_token": True}]
     for number, (declared, options) in enumerate(itertools.product((CLASSES[0], CLASSES[2]), more)):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -100,7 +100,7 @@ def test_labeled_answers_are_read_from_every_kind_of_file(
 ) -> None:
     if kind == "json":
         records = [
-            {"prompt": PAIR["prompt"], "completion": PAIR["chosen"], "label": True},
+            {"prompt": PAIR["prompt"], "completion": PAIR["chosen"], "label": True, "kto_tag": ""},
             {"prompt": PAIR["prompt"], "completion": PAIR["rejected"], "label": 0.0},
         ]
         path = write_lines(*records)

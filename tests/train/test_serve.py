@@ -20,6 +20,7 @@ from tests.train.serving import BASE, Client, serving
 from tests.train.test_turn_end import TEMPLATE, make_adapter, make_model
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
+from wgrad.train.commands.serve import _lend_template
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.load_config import load_model_config
@@ -401,6 +402,17 @@ def test_a_base_without_a_template_uses_that_of_its_adapters(
     with serving(model=str(base), adapter=(of["mine"], of["other"])) as client:
         error = client.post("chat/completions", {"model": "plain", **asked}).error
         assert "model 'plain' has no chat template, which messages need: ask 'mine', 'other', or" in error["message"]
+
+
+def test_a_base_keeps_its_own_template(make_tokenizer: Any) -> None:
+    none, own, same, other = (
+        load_tokenizer(make_tokenizer(name, chat_template=text))
+        for name, text in (("none", None), ("own", TEMPLATE), ("same", TEMPLATE), ("other", TEMPLATE + "!"))
+    )
+    before = own.templates
+    for lenders in ({"a": same}, {"a": other}, {"a": other, "b": none}):
+        assert _lend_template({"base": own, **lenders}, "base") == "" and own.templates is before
+    assert _lend_template({"base": none}, "base") == "" and not none.has_chat_template
 
 
 def test_a_note_about_several_adapters_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

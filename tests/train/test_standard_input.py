@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, needs_mpi, start, words
+from wgrad.device.files import TEMPORARY
 from wgrad.train.commands.cli import main
+from wgrad.train.data import standard_input
 from wgrad.train.data.standard_input import copied_files, copies
 
 OPTIONS = {
@@ -79,6 +81,14 @@ def test_a_run_and_its_resumption(
     assert finetune(content + b'{"text": "other"}\n', "pipe", "--resume", "--max-steps", "4") == 2
     assert "--data: standard input is not what the run in" in capsys.readouterr().err.splitlines()[-1]
     assert finetune(content, "pipe", "--resume", "--max-steps", "4") == 0 and copied_files() == [copy]
+
+
+def test_folders_and_temporary_files_are_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standard_input, "copies", lambda: tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name in ("b", "a", "c" + TEMPORARY):
+        (tmp_path / name).touch()
+    assert copied_files() == [tmp_path / "a", tmp_path / "b"]
 
 
 def test_held_out_parquet_is_read_from_standard_input(
