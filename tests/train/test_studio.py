@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import http.client
 import json
 import os
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from starlette.requests import Request
@@ -381,6 +382,24 @@ def test_a_folder_that_may_not_be_read_hides_no_run(client: Client, tmp_path: Pa
     finally:
         (tmp_path / "out" / "lost+found").chmod(0o700)
         (tmp_path / "out" / "run-2" / "checkpoints").chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "", "a"), "a: the disk is full"),
+        (RuntimeError("can't start new thread"), "the system starts no further thread"),
+        (MemoryError(), "out of main memory"),
+    ],
+)
+def test_a_refusal_of_the_system_is_answered(
+    error: Exception, words: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **named: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(studio_module, "find_model", refuse)
+    assert client.refused("model", model="m").startswith(words)
 
 
 def test_a_draft_is_seen_by_other_tabs(client: Client) -> None:
