@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from wgrad.train.options.finetune_config import MOST_KEPT, RunOptions
 from wgrad.train.plan import keep_projections as keep_module
 from wgrad.train.plan import speed
 from wgrad.train.plan.fit import Fit
+from wgrad.train.plan.keep_projections import with_fewer_recomputed, with_gate_up
 from wgrad.train.plan.plan import plan_run
 from wgrad.train.plan.settle import settle
 from wgrad.train.ranks.world import World
@@ -269,6 +271,62 @@ def test_gate_and_up_are_kept_in_place_of_whole_layers(
     assert chosen.plan.dry.memory().peak_reserved_bytes <= limit
     plain = replace(chosen.plan.config, keep_gate_up=None)
     assert fit.step_seconds(chosen.plan.config, rates) < fit.step_seconds(plain, rates)
+
+
+def a_plan(config: RunOptions) -> Any:
+    """Return a plan that takes 100 bytes."""
+    memory = SimpleNamespace(peak_reserved_bytes=100)
+    return SimpleNamespace(config=config, dry=SimpleNamespace(memory=lambda: memory))
+
+
+@pytest.mark.parametrize(
+    ("most", "gain", "layers", "kept"),
+    [(8, 0.6, 7, 5), (4, 0.6, 7, 4), (3, 0.6, 5, None), (8, 0.3, 5, 1), (8, -0.1, 5, None)],
+)
+@pytest.mark.parametrize("offloaded", [5, 4])
+def test_the_faster_of_layers_and_gate_and_up_are_kept(
+    most: int, gain: float, layers: int, kept: int | None, offloaded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer takes two chunks and saves a second, a chunk saves `gain`; at most `most` chunks fit, whatever free bytes
+    let expect. A plan without is left if it is as fast."""
+    model = parse_model_config(tiny_config(num_hidden_layers=8))
+    given = {"gradient_checkpointing": 5, "offload_activations": offloaded, "keep_projections": 3}
+    config = options(**given, **CHUNKED)
+    chunk = gate_up_bytes(config, model)
+    asked = replace(config, keep_projections=None)
+    fit = Fit(asked, model, "", ReferenceDevice(), 1, 100 + int(1.5 * chunk), peaks={0: 0, 2: int(4 * chunk)})
+
+    def seconds(self: Fit, config: Any, rates: Any) -> float:
+        return float(config.gradient_checkpointing - gain * (config.keep_gate_up or 0))
+
+    monkeypatch.setattr(Fit, "step_seconds", seconds)
+    monkeypatch.setattr(Fit, "fitting", lambda self, c: a_plan(c) if c.keep_gate_up <= most else None)
+    plan = a_plan(config)
+    found = with_gate_up(fit, plan)
+    expected = config
+    if kept is not None:
+        moved = layers if offloaded == 5 else 4
+        expected = replace(config, gradient_checkpointing=layers, offload_activations=moved, keep_gate_up=kept)
+    assert found.config == expected and (found is plan) == (kept is None)
+    assert with_gate_up(replace(fit, config=replace(asked, keep_gate_up=1)), plan) is plan
+
+
+@pytest.mark.parametrize(("gain", "fits", "fewer"), [(0.9, True, True), (0.9, False, False), (1.1, True, False)])
+def test_a_layer_less_is_recomputed_if_that_fits_and_is_faster(
+    gain: float, fits: bool, fewer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gain: seconds that projections of all layers save; a layer that is not recomputed saves one."""
+    model = parse_model_config(tiny_config(num_hidden_layers=8))
+    plan = a_plan(options(gradient_checkpointing=5, offload_activations=5, keep_projections=3))
+    fit = Fit(replace(plan.config, keep_projections=None), model, "", ReferenceDevice(), 1, 100)
+    seconds = {3: 5 - gain, None: 4.0}
+    monkeypatch.setattr(Fit, "step_seconds", lambda self, c, rates: seconds[c.keep_projections])
+    monkeypatch.setattr(Fit, "fitting", lambda self, c: a_plan(c) if fits else None)
+    found = with_fewer_recomputed(fit, plan)
+    changes = {"gradient_checkpointing": 4, "offload_activations": 4, "keep_projections": None}
+    assert found.config == replace(plan.config, **changes if fewer else {}) and (found is plan) != fewer
+    given = Fit(plan.config, model, "", ReferenceDevice(), 1, 100)
+    assert with_fewer_recomputed(given, plan) is plan
 
 
 def test_it_needs_what_it_adds_to(capsys: pytest.CaptureFixture[str]) -> None:
