@@ -118,6 +118,13 @@ def test_defaults_cover_every_element_and_a_step_is_replayed(
         np.testing.assert_allclose(step(x).numpy(), (2 * x.numpy()) ** 3 + 1, rtol=1e-5)
 
 
+def test_the_size_of_the_memory_is_a_bound_too(device: Device, registered: Callable[..., ShaderOperator]) -> None:
+    """Behind a larger output it writes what it may; a field of the uniform may be i32."""
+    bounded = PLAIN.replace("n: u32 }", "n: i32 }").replace("i < p.n", "i < arrayLength(&y) && p.n > 0")
+    cube = registered("cube", wgsl=bounded, reference=lambda x: x**3, example=lambda rng: (rng.normal(size=(3, 37)),))
+    assert cube.check(device) == 0.0
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "wgsl": ({"wgsl": ROWS.replace("sum += value * value", "sum += value")}, "its WGSL is off by .* on wgpu"),
     "backward": ({"backward": lambda dy, x, scale, kind: (x * 2, scale * 0, None)}, "its backward differs"),

@@ -27,6 +27,7 @@ from wgrad import Tensor
 from wgrad import functional as F
 from wgrad.autograd.custom_operator import register_operator, unregister_operator
 from wgrad.autograd.gradcheck import LIMIT, gradcheck
+from wgrad.autograd.modes import without_reading
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import before_writing
 from wgrad.device.contract import Device
@@ -389,6 +390,18 @@ def test_a_recorded_step_may_turn_an_axis(device: Device) -> None:
         assert turned(x).tolist() == (x[::-1] * 2 + np.roll(x, 2) + np.roll(x, 1)).tolist()
 
 
+@pytest.mark.parametrize("exact", [1 << 24, 2])
+def test_float16_and_whole_numbers_turn_too(exact: int, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also along an axis longer than the numbers that the device counts exactly."""
+    monkeypatch.setattr("wgrad.autograd.ops.picking.EXACT", exact)
+    values = np.array([[1, 2049, 3], [65504, -5, 0.5]])
+    for x in (values.astype(np.float16), values.astype(np.int32)):
+        given = Tensor(device.upload(x), device)
+        for made, wanted in ((given.flip(1), x[:, ::-1]), (given.roll(2, 1), np.roll(x, 2, 1))):
+            assert made.dtype == x.dtype
+            np.testing.assert_array_equal(made.numpy(), wanted)
+
+
 def test_a_recorded_step_tells_plain_values_apart(cpu: ReferenceDevice) -> None:
     step = wgrad.compile(lambda x, f: 1.0 / (x * f) if isinstance(f, float) else x + 10 if f is True else x, device=cpu)
     given: list[Any] = [True, 1, 1.0, 0.0, -0.0]
@@ -428,6 +441,7 @@ def test_gradients_at_zero_are_torchs(device: Device) -> None:
         lambda x: x.norm(), lambda x: x.norm(2, 1), lambda x: x.std(), lambda x: x.std(-1, keepdim=True),
         lambda x: x**0, lambda x: x**0.0, lambda x: x ** numbers(x, exponents), lambda x: x**1.5,
         lambda x: lib(x).elu(x, 0.5), lambda x: lib(x).cosine_similarity(x, numbers(x, np.ones((2, 3), np.float32))),
+        lambda x: lib(x).cosine_similarity(numbers(x, np.ones((2, 3), np.float32)), x),
     ]  # fmt: skip
     for function in functions:
         ours, theirs = wgrad.tensor(zeros, requires_grad=True, device=device), torch.tensor(zeros, requires_grad=True)
@@ -463,7 +477,9 @@ def test_squares_that_a_dtype_lacks_are_not_stored(device: Device) -> None:
     small = wgrad.tensor([1e-25], requires_grad=True, device=device)
     (1e-25 / small).sum().backward()
     assert small.grad is not None and small.grad.item() == pytest.approx(-1e25)
-    assert wgrad.tensor([1e30], device=device).lerp(wgrad.tensor([5.0], device=device), 1).item() == 5
+    five = wgrad.tensor([5.0], device=device)
+    for weight in (1, wgrad.ones(1, device=device)):
+        assert wgrad.tensor([1e30], device=device).lerp(five, weight).item() == 5
     assert wgrad.zeros(70_000, dtype=np.float16, device=device).logsumexp(0).item() == pytest.approx(11.16, abs=0.01)
 
 
@@ -727,6 +743,52 @@ def test_an_optimizer_leaves_out_parameters_without_a_gradient(name: str, device
     scalar.backward()
     optimizer.step()
     assert scalar.item() < 1.6
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_gradient_that_is_set_is_received(name: str, cpu: ReferenceDevice) -> None:
+    """Before the optimizer is made, or after; None takes it away."""
+    w = leaves(cpu, [np.full(3, 2.0), np.full(5, 2.0)], np.float32)
+    w[0].grad = wgrad.ones(3, device=cpu)
+    optimizer = getattr(wgrad, name)(w, lr=0.1, weight_decay=0.5)
+
+    def moved() -> list[bool]:
+        before = [p.tolist()[0] for p in w]
+        optimizer.step()
+        return [p.tolist()[0] < old for p, old in zip(w, before)]
+
+    assert moved() == [True, False]
+    w[0].grad, w[1].grad = None, wgrad.ones(5, device=cpu)
+    assert moved() == [False, True]
+    w[1].grad = None
+    assert moved() == [False, False]
+
+
+def test_neighbors_are_updated_together(cpu: ReferenceDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one launch for all parameters, or two where one between them has no gradient."""
+    w = [wgrad.ones(3, requires_grad=True, device=cpu) for _ in range(5)]
+    optimizer, adamw, sizes = wgrad.AdamW(w), cpu.adamw, list[int]()
+
+    def updated(p: Any, *others: Any, **options: Any) -> None:
+        sizes.append(p.size)
+        adamw(p, *others, **options)
+
+    monkeypatch.setattr(cpu, "adamw", updated)
+    for used in (w, [w[0], w[1], w[3], w[4]]):
+        optimizer.zero_grad()
+        for p in used:
+            p.sum().backward()
+        optimizer.step()
+    assert sizes == [5 * 64, 2 * 64, 2 * 64]
+
+
+def test_values_are_read_after_a_function_that_is_replayed_not_in_it(cpu: ReferenceDevice) -> None:
+    x = wgrad.ones(2, device=cpu)
+    with without_reading("loss"):
+        assert str(x) == repr(x)
+        with pytest.raises(WgradError, match="^loss: reads values"):
+            x.sum().item()
+    assert x.sum().item() == 2 and str(x) != repr(x)
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])

@@ -13,6 +13,8 @@ import wgrad
 from tests.train.conftest import SENTENCES, random_weights, tiny_config, write_checkpoint
 from wgrad import functional as F
 from wgrad.device.errors import WgradError
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.step.hooks import Hooks
 
 pytestmark = pytest.mark.usefixtures("short_samples")
 
@@ -167,3 +169,11 @@ def test_mistakes_are_refused(options: dict[str, Any], message: str, model: str,
     with pytest.raises(WgradError) as error:
         wgrad.finetune(model=model, out=tmp_path / "out", **OPTIONS | options)
     assert message in str(error.value)
+
+
+def test_metrics_need_held_out_data_of_either_kind() -> None:
+    hooks = Hooks(metrics={"x": lambda a, b: 0})
+    for given in ({"eval_fraction": 0.5}, {"eval_fraction": 0.0, "eval_data": ("held.txt",)}):
+        hooks.check(RunOptions(**given))
+    with pytest.raises(WgradError, match="metrics: are of held-out data, and there is none"):
+        hooks.check(RunOptions(eval_fraction=0.0))
