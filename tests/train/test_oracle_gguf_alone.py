@@ -798,6 +798,20 @@ def test_keys_that_are_not_there_mean_what_llama_cpp_takes(
     assert np.abs(theirs - plain).max() > 0.05  # the keys matter
 
 
+@pytest.mark.parametrize("value", [0, None])
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3"])
+def test_gemma_3_may_have_no_window(kind: str, value: int | None, written: Any, tmp_path: Path) -> None:
+    """Files of Gemma 2 have the key."""
+    _, path = written(f"{kind.capitalize()}ForCausalLM")
+    other, key = tmp_path / "other.gguf", f"{kind}.attention.sliding_window"
+    with_keys(path, other, {key: value})
+    if kind == "gemma2" and value is None:
+        with pytest.raises(WgradError, match=f"{key} must be a whole number, got none"):
+            find_model(str(other))
+    else:
+        assert not any(load_model_config(find_model(str(other))).windows)
+
+
 def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
     _, path = written()
 
