@@ -15,7 +15,7 @@ from typing import Any
 
 from wgrad.autograd.matrix_units import left_idle
 from wgrad.autograd.select_device import list_devices, select_device
-from wgrad.device.files import read_small
+from wgrad.device.files import names_in, read_small
 
 LOADER = "libvulkan.so.1"
 VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}  # PCI
@@ -125,10 +125,14 @@ class Machine:
     def vulkan_drivers(self) -> list[VulkanDriver]:
         """Return the registered drivers in the loader's order, without missing files."""
         variable, named = self.named_drivers()
-        folders = [self.root / folder for folder in _ICD_FOLDERS]
-        data = self.environment.get("XDG_DATA_HOME") or os.path.join(self.environment.get("HOME", ""), ".local/share")
-        folders.append(self.root / data.lstrip("/") / "vulkan/icd.d")
-        paths = [self.root / p.lstrip("/") for p in named] if variable else [f for d in folders for f in _drivers(d)]
+        if variable:
+            paths = [self.root / path.lstrip("/") for path in named]
+        else:
+            folders = [self.root / folder for folder in _ICD_FOLDERS]
+            home = self.environment.get("HOME", "")
+            data = self.environment.get("XDG_DATA_HOME") or os.path.join(home, ".local/share")
+            folders.append(self.root / data.lstrip("/") / "vulkan/icd.d")
+            paths = [folder / name for folder in folders for name in names_in(folder) if name.endswith(".json")]
         there = [path for path in sorted(paths) if os.path.exists(path)]
         return [self._driver(path) for path in there if not _OTHER_BITS.search(path.name)]
 
@@ -147,14 +151,6 @@ class Machine:
         folders = ("usr/lib64", "usr/lib/*-linux-gnu", "usr/lib")
         files = [path.name for folder in folders for path in self.root.glob(f"{folder}/libnvidia-glcore.so.*")]
         return module[1] if module else "", sorted({name.partition(".so.")[2] for name in files})
-
-
-def _drivers(folder: Path) -> list[Path]:
-    """Return the files that register drivers in a folder; none if it cannot be read."""
-    try:
-        return [folder / name for name in os.listdir(folder) if name.endswith(".json")]
-    except OSError:
-        return []
 
 
 def this_machine() -> Machine:

@@ -82,6 +82,14 @@ def read_small(path: str | os.PathLike[str], limit: int = 1 << 20) -> str:
         return ""
 
 
+def names_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names in a folder; none if it is missing or cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
 def make_folder(path: str | os.PathLike[str]) -> Path:
     """Create a folder and its missing parents. Raises WgradError if that is impossible."""
     with writing(path):

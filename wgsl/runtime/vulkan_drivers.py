@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wgrad.device.files import read_small
+from wgrad.device.files import names_in, read_small
 
 VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")  # the loader takes the first that is set
 _FOLDERS = (
@@ -34,7 +34,7 @@ def driver_files() -> list[str]:
     data = [os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")]
     data += (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")
     folders = [*(os.path.join(folder, "vulkan/icd.d") for folder in data if folder), *_FOLDERS]
-    found = [os.path.join(folder, name) for folder in folders for name in sorted(_names(folder))]
+    found = [os.path.join(folder, name) for folder in folders for name in sorted(names_in(folder))]
     return list(dict.fromkeys(path for path in found if path.endswith(".json")))
 
 
@@ -44,20 +44,13 @@ def state_of_drivers() -> list[Any]:
     found: list[Any] = [platform.platform(), platform.version(), _limits()]
     found.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(_PREFIXES)))
     found += [(path, *_stamp(path)) for path in files]
-    found.append(sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*")) + sorted(_names("/dev/dri")))
+    found.append(sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*")) + sorted(names_in("/dev/dri")))
     for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
         found.append(read_small(path))
     # A library that a file names by a path, or the C library's cache of those that it names by name alone.
     found += [_stamp(library) for path in files for library in _library(path)]
     found.append(_stamp("/etc/ld.so.cache"))
     return [*found, list(_windows())] if sys.platform == "win32" else found
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _stamp(path: str) -> tuple[int, int]:
