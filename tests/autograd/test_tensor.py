@@ -905,6 +905,20 @@ def test_an_operator_from_outside_is_checked_and_fuses(device: Device, registere
     np.testing.assert_allclose(s.grad.numpy(), (2 * wanted**2).sum(0), rtol=1e-5)
 
 
+def test_an_expression_may_have_literals_and_names_of_its_helper(device: Device) -> None:
+    given: dict[str, Any] = {
+        "wgsl": "select(0.0, scaled(x, HALF), f32(x > 0.0) > 0.5 || false)",
+        "helper": "fn scaled(z: f32, by: f32) -> f32 { return z * by; }\nconst HALF = 0.5; // twice",
+        "reference": lambda x: np.where(x > 0, x * x.dtype.type(0.5), 0 * x),
+        "backward": lambda dy, x: dy * (x > 0) * 0.5,
+    }  # fmt: skip
+    made = register_operator("half_of_positive", **given)
+    try:
+        assert made(Tensor(device.upload(np.array([-1, 3], np.float32)), device)).tolist() == [0, 1.5]
+    finally:
+        unregister_operator("half_of_positive")
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "wgsl": ({"wgsl": "max(x, 0.0) * sharp(scale)"}, "its WGSL is off by .* from the reference in float32 on wgpu"),
     "backward": (
