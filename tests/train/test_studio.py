@@ -402,6 +402,14 @@ def test_a_refusal_of_the_system_is_answered(
     assert client.refused("model", model="m").startswith(words)
 
 
+def test_a_working_folder_that_is_gone_is_no_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> NoReturn:
+        raise FileNotFoundError(errno.ENOENT, "")
+
+    monkeypatch.setattr(os, "getcwd", refuse)
+    assert client.studio.about({})["here"] == ""
+
+
 def test_a_draft_is_seen_by_other_tabs(client: Client) -> None:
     first = client.do("draft", options={"model": "m", "lora_r": ""})["draft_number"]
     assert client.do("draft", options={"model": "m"})["draft_number"] == first
