@@ -329,6 +329,7 @@ def test_how_long_to_think_is_told_to_the_template() -> None:
         b'{"model": "m", "input": "x", "reasoning": {"effort": "low", "summary": "auto"}}', ResponsesRequest
     )
     assert asked.as_chat().template_options() == {"reasoning_effort": "low"}
+    assert ResponsesForm(asked, str)._response(None)["reasoning"] == {"effort": "low", "summary": None}
 
 
 @pytest.mark.parametrize(
