@@ -214,3 +214,12 @@ def test_generate_says_how_many_stay_and_were_found(
     words[words.index("--prompt") : words.index("--prompt") + 2] = ["--prompts", write_lines(*[{"prompt": "bird"}] * 3)]
     assert main([*map(str, [*words, "--stream-weights", "on", "--memory-limit", "8MiB"])]) == 0
     assert "experts of each layer" not in capsys.readouterr().err, "three sequences need 24 slots"
+
+
+def test_of_experts_with_equal_rows_those_used_last_are_kept(device: Any) -> None:
+    """Expert 0 comes first and is in no slot; expert 3 has no rows."""
+    start, held, used, counts = (np.array(a, np.int32) for a in ([0, 1, 2, 3, 3], [2, 1], [1, 5], [6, 0, 0]))
+    arrays = [device.upload(a) for a in (start, held, used, counts)]
+    origins = device.keep_experts(*arrays, counted=True)
+    assert device.download(origins).tolist() == [[-1, -1], [1, -1], [0, -1], [-2, -1]]
+    assert [device.download(a).tolist() for a in arrays[1:]] == [[2, 1], [7, 7], [7, 3, 1]]
