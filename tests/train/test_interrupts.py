@@ -263,15 +263,36 @@ def test_other_errors_of_a_finalizer_are_told_as_ever(monkeypatch: pytest.Monkey
     assert told == ["wrong"]
 
 
-def test_a_command_that_may_start_no_thread_leaves_signals_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def _handling() -> list[Any]:
+    """Return what handles signals, and which descriptor is written to at one."""
+    descriptor = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(descriptor)
+    return [descriptor, *(signal.getsignal(number) for number in SIGNALS)]
+
+
+@pytest.mark.parametrize("requests", [EndRequests, lambda: Interrupts(Answers())], ids=["command", "run"])
+def test_where_no_thread_may_start_signals_stay_as_they_were(requests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    before = signal.set_wakeup_fd(-1)
+    before = _handling()
     monkeypatch.setattr(threading.Thread, "start", refused)
-    with pytest.raises(RuntimeError, match="can't start"), EndRequests():
+    with pytest.raises(RuntimeError, match="can't start"), requests():
         pass
-    assert signal.set_wakeup_fd(before) == -1
+    assert _handling() == before
+
+
+@pytest.mark.parametrize("requests", [EndRequests, lambda: Interrupts(Answers())], ids=["command", "run"])
+def test_where_every_signal_is_ignored_the_wake_up_descriptor_is_left_as_it_was(requests: Any) -> None:
+    usual = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    try:
+        before = _handling()
+        with requests():
+            assert _handling()[1:] == before[1:]
+        assert _handling() == before
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 STUCK_COMMAND = """

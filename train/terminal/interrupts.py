@@ -143,17 +143,17 @@ class Interrupts:
         wanted = [s for s in self._signals if signal.getsignal(s) not in (signal.SIG_IGN, None)]
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, args=(self._reader,), daemon=True)
+        self._thread.start()  # first: where the system refuses it, nothing else has been changed
         self._descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._handle) for number in wanted}
-        self._thread = threading.Thread(target=self._watch, args=(self._reader,), daemon=True)
-        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        if not self._before:
+        if threading.current_thread() is not threading.main_thread():
             return
         for number, old in self._before.items():
             signal.signal(number, old)  # type: ignore[arg-type]
