@@ -7,6 +7,7 @@ child cost less still. Linux only.
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ import wgrad.train.commands.cli as cli
 from tests.fuzz.caches import COMMAND, read_cache_file
 from tests.fuzz.case import Case, Content, Files, write_files
 from tests.fuzz.forked_worker import forked_workers
+from tests.fuzz.leftovers import leftovers, state
 from tests.fuzz.library import PYTHON, call
 from tests.fuzz.readers import READERS
 from tests.fuzz.reports import REPORT, read_report
@@ -47,7 +49,9 @@ TRACEBACK_STATUS = 70  # of this file's child: an exception came out of `main`
 
 @dataclass
 class Outcome:
-    """The outcome of a case. status: exit status, or minus the signal. grown: resident bytes at most, beyond before."""
+    """The outcome of a case. status: exit status, or minus the signal. grown: resident bytes at most, beyond before.
+
+    left: what it leaves changed in its process."""
 
     status: int
     stdout: str
@@ -55,7 +59,7 @@ class Outcome:
     grown: int
     cpu_seconds: float
     timed_out: bool = False
-    left_running: bool = False  # a process of the case outlived it
+    left: str = ""
 
 
 shared_parser = lru_cache(64)(cli.build_parser)  # of what command; words that are none would be kept without end
@@ -235,13 +239,17 @@ def _run(case: Case, box: Sandbox) -> Outcome:
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak begins anew
     born = _proc_bytes(1)
-    status = TRACEBACK_STATUS
+    streams = not case.stdout and not {"closed", "written"} & set(case.around)  # which are replaced at a failure
+    before, status = state(streams), TRACEBACK_STATUS
     try:
         with surrounded(case.around, box.work):
             status = _main([word.replace(HERE, str(box.work)) for word in case.argv])
     except BaseException:  # a Rust panic is no Exception
         with open(box.folder / "stderr", "a") if sys.stderr is None else nullcontext(sys.stderr) as stderr:
             traceback.print_exc(file=stderr)
+    left = leftovers(before, streams)
+    if case.around:
+        gc.collect()  # what held a closed stream's number must not close the next case's
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -255,6 +263,7 @@ def _run(case: Case, box: Sandbox) -> Outcome:
         stderr=_read(box.folder / "stderr"),
         grown=max(0, _peak_bytes() - born),
         cpu_seconds=used.ru_utime + used.ru_stime - begun,
+        left=left,
     )
 
 

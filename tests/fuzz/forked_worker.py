@@ -29,7 +29,12 @@ class ForkedWorker:
     def __init__(self, command: list[str], **streams: int) -> None:
         requests, to_worker = os.pipe()
         from_worker, answers = os.pipe()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            for descriptor in (requests, to_worker, from_worker, answers):
+                os.close(descriptor)
+            raise
         if self.pid == 0:
             _serve(requests, answers)
         os.close(requests)

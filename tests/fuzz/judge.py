@@ -24,9 +24,9 @@ _NOISE = re.compile(r"Traceback \(most recent|Warning: |Exception ignored|panick
 
 def judge(case: Case, outcome: Outcome, folder: Path) -> str | None:
     """Return a description of the fault in one line, equal for equal faults; None: there is none."""
-    return (
-        _ending(case, outcome) or _messages(case, outcome) or _memory(case, outcome) or _folder(case, outcome, folder)
-    )
+    left = f"left changed: {outcome.left}" if outcome.left else None
+    rules = (_ending, _messages, _memory)
+    return next(filter(None, (rule(case, outcome) for rule in rules)), None) or _folder(case, outcome, folder) or left
 
 
 def _ending(case: Case, outcome: Outcome) -> str | None:

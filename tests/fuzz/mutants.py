@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -71,6 +72,12 @@ def _leave_a_process(argv: list[str]) -> int:
     return 0
 
 
+def _leave_changed(argv: list[str]) -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.environ["LEFT"] = "1"
+    return 0
+
+
 MUTANTS: dict[str, tuple[Main, str]] = {
     "exception": (_raise, "traceback: KeyError at mutants.py:.* in _raise"),
     "abort": (lambda argv: os.abort(), "crash: signal 6"),  # type: ignore[return-value]
@@ -88,6 +95,7 @@ MUTANTS: dict[str, tuple[Main, str]] = {
     "half-written": (_leave_partial, "left half-written: adapter_config.json.N.partial"),
     "not finite": (_write_nan, "a result that is not finite was written"),
     "result and error": (_write_result_and_fail, "status 2, and yet there is adapter_model.safetensors"),
+    "state left": (_leave_changed, "left changed: signal 15 .*, variable LEFT "),
     "process left": (_leave_a_process, "a process of it goes on running"),
 }
 SOUND: dict[str, Main] = {
