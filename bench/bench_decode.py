@@ -41,7 +41,7 @@ from wgrad.train.model import streamed_weights as streaming
 from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.model import Model
 from wgrad.train.model.stacks import GATE_UP, QKV
-from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.options.generate_config import GREEDY, Sampling
 from wgrad.train.step.resident import keeps_head
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm.gemm import matmul
@@ -91,13 +91,7 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
     if args.paged:
         bench_pages(report, name, model, ids, args)
         return
-    prompt_seconds = []
-    for _ in range(PROMPT_RUNS):
-        device.synchronize()
-        begin = time.perf_counter()
-        decoder = Decoder(model, ids, args.tokens, sampling)
-        device.synchronize()
-        prompt_seconds.append(time.perf_counter() - begin)
+    decoder, prompt_seconds = time_prompts(model, ids, args.tokens, sampling)
     before = weights.use if slots else (0, 0)
     start, cpu, count = 0.0, 0.0, 0
     for count, _ in enumerate(decoder.tokens(), start=1):
@@ -128,6 +122,18 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
         dispatches=decoder.dispatches, peak_gib=device.memory().peak_bytes / (1 << 30), **row,
     )  # fmt: skip
     mixture.choose = choose
+
+
+def time_prompts(model: Model, ids: list[list[int]], tokens: int, sampling: Sampling) -> tuple[Decoder, list[float]]:
+    """Run the prompts several times. Returns the last decoder, which has generated nothing yet, and the seconds."""
+    seconds = []
+    for _ in range(PROMPT_RUNS):
+        model.device.synchronize()
+        begin = time.perf_counter()
+        decoder = Decoder(model, ids, tokens, sampling)
+        model.device.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    return decoder, seconds
 
 
 def bench_pages(report: Report, name: str, model: Model, ids: list[list[int]], args: argparse.Namespace) -> None:

@@ -32,45 +32,17 @@ def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
         given = {"dweights": normal(device, (tokens, chosen), F32, 1), "logits": logits(device)}
         return {**given, "ids": _ids(device, sizes), "normalize": True}
 
-    def place(device: Device) -> dict[str, Any]:
-        ids = np.arange(0, experts, max(experts // chosen, 1), dtype=np.int32)[None, :chosen]
-        slots = max(experts // 2, ids.size)
-        made = {name: device.zeros((size,), np.int32) for name, size in {"used": slots, "counts": 3}.items()}
-        held = device.upload(np.arange(slots, dtype=np.int32))
-        return {"ids": device.upload(np.ascontiguousarray(ids)), "held": held, **made, "experts": experts}
-
-    def keep(device: Device) -> dict[str, Any]:
-        slots = max(experts // 2, 1)
-        made = {name: device.zeros((size,), np.int32) for name, size in {"used": slots, "counts": 3}.items()}
-        held = device.upload(np.arange(slots, dtype=np.int32))
-        return {"start": _groups(device, sizes)[0], "held": held, **made, "counted": True}
-
-    def copy(device: Device) -> dict[str, Any]:  # all of them, to the same places
-        pairs = np.repeat(np.arange(experts, dtype=np.int32), 2).reshape(experts, 2)
-        arrays = {name: normal(device, (experts * hidden, width), dtype) for name in ("source", "out")}
-        return {"copies": device.upload(pairs), **arrays, "experts": experts, "slots": experts}
-
-    def gather(device: Device) -> dict[str, Any]:  # half of them from slots
-        slots, numbers = max(experts // 2, 1), np.arange(experts, dtype=np.int32)
-        origins = np.stack([np.where(numbers < slots, numbers, -1), np.full(experts, -1)], axis=1)
-        sizes = {"source": experts, "kept": slots, "out": experts}
-        arrays = {name: normal(device, (parts * hidden, width), dtype) for name, parts in sizes.items()}
-        return {"origins": device.upload(origins.astype(np.int32)), **arrays, "slots": slots}
-
     routed, back = (tokens, experts, chosen), (tokens, chosen, hidden)
     found = [
         entry("route", routed, dtype, lambda d: {"logits": logits(d), "chosen": chosen, "normalize": True}),
         entry("route_backward", routed, dtype, route_backward),
         entry("combine", back, dtype, combine),
         entry("combine_backward", back, dtype, combine_backward),
-        entry("copy_experts", (experts, hidden, width), dtype, copy),
-        entry("gather_experts", (experts, hidden, width), dtype, gather),
+        *_slots(sizes, dtype),
         *_grouped(sizes, dtype),
     ]
     if dtype == F32:
         found.append(entry("group_by_expert", routed, np.int32, lambda d: {"ids": _ids(d, sizes), "experts": experts}))
-        found.append(entry("place_experts", (1, experts, chosen), np.int32, place))
-        found.append(entry("keep_experts", routed, np.int32, keep))
     return found
 
 
@@ -83,6 +55,45 @@ def _ids(device: Device, sizes: Sizes) -> Array:
 def _groups(device: Device, sizes: Sizes) -> tuple[Array, Array, Array]:
     start, order, place = device.group_by_expert(_ids(device, sizes), sizes.experts[0])
     return start, order, place
+
+
+def _slots(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
+    """Return the entries of experts kept in slots: finding, keeping and copying them."""
+    experts, chosen, width, hidden = sizes.experts
+
+    def state(device: Device, slots: int) -> dict[str, Array]:
+        sizes = {"used": slots, "counts": 3}
+        held = device.upload(np.arange(slots, dtype=np.int32))
+        return {"held": held} | {name: device.zeros((size,), np.int32) for name, size in sizes.items()}
+
+    def place(device: Device) -> dict[str, Any]:
+        ids = np.arange(0, experts, max(experts // chosen, 1), dtype=np.int32)[None, :chosen]
+        slots = state(device, max(experts // 2, ids.size))
+        return {"ids": device.upload(np.ascontiguousarray(ids)), **slots, "experts": experts}
+
+    def keep(device: Device) -> dict[str, Any]:
+        return {"start": _groups(device, sizes)[0], **state(device, max(experts // 2, 1)), "counted": True}
+
+    def copy(device: Device) -> dict[str, Any]:  # all of them, to the same places
+        pairs = np.repeat(np.arange(experts, dtype=np.int32), 2).reshape(experts, 2)
+        arrays = {name: normal(device, (experts * hidden, width), dtype) for name in ("source", "out")}
+        return {"copies": device.upload(pairs), **arrays, "experts": experts, "slots": experts}
+
+    def gather(device: Device) -> dict[str, Any]:  # half of them from slots
+        slots, numbers = max(experts // 2, 1), np.arange(experts, dtype=np.int32)
+        origins = np.stack([np.where(numbers < slots, numbers, -1), np.full(experts, -1)], axis=1)
+        parts = {"source": experts, "kept": slots, "out": experts}
+        arrays = {name: normal(device, (count * hidden, width), dtype) for name, count in parts.items()}
+        return {"origins": device.upload(origins.astype(np.int32)), **arrays, "slots": slots}
+
+    found = [
+        entry("copy_experts", (experts, hidden, width), dtype, copy),
+        entry("gather_experts", (experts, hidden, width), dtype, gather),
+    ]
+    if dtype == F32:
+        found.append(entry("place_experts", (1, experts, chosen), np.int32, place))
+        found.append(entry("keep_experts", (sizes.tokens, experts, chosen), np.int32, keep))
+    return found
 
 
 def _grouped(sizes: Sizes, t: np.dtype) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,22 +60,24 @@ def attention_case(
             inputs |= {"o": o, "lse": lse, "do": normal(rng, o.shape, t)}
         return inputs
 
-    def forward(device: Device, x: Inputs) -> Outputs:
-        o, lse = device.attention(x["q"], x["k"], x["v"], x["doc_start"], x["cache_len"], **options)
-        return {"o": o, "lse": lse}
-
-    def back(device: Device, x: Inputs) -> Outputs:
-        arguments = (x[n] for n in ("do", "q", "k", "v", "o", "lse", "doc_start"))
-        return dict(zip(("dq", "dk", "dv"), device.attention_backward(*arguments, **options)))
-
     op = "attention_backward" if backward else "attention"
     text, direction = f"{'x'.join(map(str, shape))}" + (f",{s}" if keys else ""), "backward" if backward else "forward"
     name = f"{op}/{variant}/{text}/{dtype_name(t)}"
-    call = back if backward else forward
+    call = partial(_backward if backward else _forward, options=options)
     # If a query sees one key, do v - do o cancels to 0 in dq and dk: two sums of D products near 1, times D^-0.5.
     return Case(
         name, op, direction, dtype_name(t), text, build, call, BUILTIN_ULPS, cancels=d**0.5 if backward else 0.0
     )
+
+
+def _forward(device: Device, x: Inputs, options: dict[str, Any]) -> Outputs:
+    o, lse = device.attention(x["q"], x["k"], x["v"], x["doc_start"], x["cache_len"], **options)
+    return {"o": o, "lse": lse}
+
+
+def _backward(device: Device, x: Inputs, options: dict[str, Any]) -> Outputs:
+    arguments = (x[n] for n in ("do", "q", "k", "v", "o", "lse", "doc_start"))
+    return dict(zip(("dq", "dk", "dv"), device.attention_backward(*arguments, **options)))
 
 
 def cases(t: np.dtype) -> list[Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -160,22 +161,37 @@ def grouped_case(
         made["out"] = normal(rng, (experts, n, k))
         return made
 
-    def call(device: Device, x: Inputs) -> Outputs:
-        order = x["order"] if gather else None
-        if direction == "weight_grad":
-            more: Any = {"out": x["out"], "accumulate": True} if add else {}
-            return {"dw": device.grouped_weight_grad(x["dy"], x["x"], x["start"], order=order, alpha=0.5, **more)}
-        if direction == "backward":
-            return {"dx": device.grouped_linear_backward(x["dy"], x["weight"], x["start"], dtype=dtype)}
-        more = {"add": x["add"], "alpha": 1.5} if add else {}
-        return {"y": device.grouped_linear(x["x"], x["weight"], x["start"], order=order, dtype=dtype, **more)}
-
-    op = {"forward": "grouped_linear", "backward": "grouped_linear_backward"}.get(direction, "grouped_weight_grad")
+    op, function = _GROUPED[direction]
+    call = partial(function, gather=gather, add=add, dtype=dtype)
     shape = "x".join(map(str, (tokens, experts, chosen, n, k)))
     kind = f"{format}{' double' if double else ''}" or dtype_name(weight)
     name = f"{op}/{kind} {variant}/{shape}/{dtype_name(t)}"
     side = "forward" if direction == "forward" else "backward"
     return Case(name, op, side, dtype_name(t), shape, build, call)
+
+
+def _forward(device: Device, x: Inputs, gather: bool, add: bool, dtype: Any) -> Outputs:
+    more = {"add": x["add"], "alpha": 1.5} if add else {}
+    order = x["order"] if gather else None
+    return {"y": device.grouped_linear(x["x"], x["weight"], x["start"], order=order, dtype=dtype, **more)}
+
+
+def _backward(device: Device, x: Inputs, gather: bool, add: bool, dtype: Any) -> Outputs:
+    return {"dx": device.grouped_linear_backward(x["dy"], x["weight"], x["start"], dtype=dtype)}
+
+
+def _weight_grad(device: Device, x: Inputs, gather: bool, add: bool, dtype: Any) -> Outputs:
+    more = {"out": x["out"], "accumulate": True} if add else {}
+    order = x["order"] if gather else None
+    return {"dw": device.grouped_weight_grad(x["dy"], x["x"], x["start"], order=order, alpha=0.5, **more)}
+
+
+# The operator of each direction, and the call of its cases.
+_GROUPED: dict[str, tuple[str, Callable[..., Outputs]]] = {
+    "forward": ("grouped_linear", _forward),
+    "backward": ("grouped_linear_backward", _backward),
+    "weight_grad": ("grouped_weight_grad", _weight_grad),
+}
 
 
 def _grouped_cases(t: np.dtype) -> list[Case]:

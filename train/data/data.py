@@ -108,9 +108,6 @@ def load_data(
             held_out = _joined([load(path, "--eval-data", True) for path in config.eval_data])
         else:
             train, held_out = _split(documents, config, tally.bad_lines)
-        learns_answers = any(learned for _, learned in tally.turns)
-        if learns_answers and config.chat_template is None and tokenizer.turn_end_id is None:
-            tally.notes.append(f"note: the model's chat template {ENDLESS}")
     finally:
         shared_process().close()  # no more templates to render
     mix, line = _mix(sources, [len(part) for part in parts], documents, train)
@@ -124,10 +121,17 @@ def load_data(
         cut_tokens=tally.cut_tokens,
         left_out=tally.left_out,
         bad_lines=tally.bad_lines,
-        remarks=(*tally.notes, *line, *tally.skipped()),
+        remarks=(*tally.notes, *_endless(config, tokenizer, tally), *line, *tally.skipped()),
         mix=mix,
         turns=_turns(tally.turns),
     )
+
+
+def _endless(config: RunOptions, tokenizer: Tokenizer, tally: Tally) -> list[str]:
+    """Return a note if answers are trained on and the model's own chat template does not end them; else none."""
+    learns_answers = any(learned for _, learned in tally.turns)
+    is_endless = learns_answers and config.chat_template is None and tokenizer.turn_end_id is None
+    return [f"note: the model's chat template {ENDLESS}"] if is_endless else []
 
 
 def _turns(turns: Counter[tuple[str, bool]]) -> str:

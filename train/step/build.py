@@ -153,10 +153,7 @@ def build_trainable(
     if lora.dora and not config.adapter and contents:
         start_magnitudes(adapter, weights, device)
     if rounding is not None:
-        weights = rounding.fixed(weights, adapter, model_config, device)
-        adapter = rounding.with_places(adapter, model_config, device)
-        parameters.changed = partial(round_adapted, adapter, weights, device)
-        parameters.changed()
+        weights, adapter = _rounded(rounding, weights, adapter, parameters, model_config)
     model = Model(model_config, weights, device, adapter=adapter, **options)
     return TrainableModel(model, parameters, lora, base + parameters.count, start)
 
@@ -182,6 +179,21 @@ def _rounding(
         what = "is a DoRA adapter" if lora.dora else f"has {lora.modules_to_save[0]} whole"
         raise WgradError(f"--qat: {config.adapter} {what}, which is not rounded in training: leave one of the two out")
     return rounding
+
+
+def _rounded(
+    rounding: Rounding,
+    weights: Mapping[str, Any],
+    adapter: Adapter,
+    parameters: FlatParameters,
+    model_config: ModelConfig,
+) -> tuple[Mapping[str, Any], Adapter]:
+    """Return weights and adapter with rounded weights of the adapted modules, rounded anew when parameters change."""
+    weights = rounding.fixed(weights, adapter, model_config, parameters.device)
+    adapter = rounding.with_places(adapter, model_config, parameters.device)
+    parameters.changed = partial(round_adapted, adapter, weights, parameters.device)
+    parameters.changed()
+    return weights, adapter
 
 
 def _all_parameters(
