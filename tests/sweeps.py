@@ -142,7 +142,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
         # GPUs' GEMVs: test_gemv.py has each format.
         r"|\[linear_(?!nf4|q8_0|q6_k)\w+(?<!_backward)/row/|\[linear_q8_0/sixteen rows",
     ),
-    "tests/wgsl/test_gemm.py::test_products_on_the_drivers_own_kind": Types(
+    "tests/wgsl/test_gemm.py::test_products_on_the_drivers_own_kind_are_within_the_limits": Types(
         Odd(),
         first=1,
         # GPUs' skinny GEMMs; weights that test_memory_ops.py decodes by the same shader; and GEMVs of formats that are
@@ -212,16 +212,20 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/train/test_oracle_experts.py::test_the_load_balancing_loss_is_that_of_transformers": Without(
         "wgpu-(Mixtral|Olmoe|Qwen3)"
     ),
-    "tests/train/test_oracle_experts.py::test_files_of_transformers_and_ours": Without(
+    "tests/train/test_oracle_experts.py::test_files_of_transformers_and_ours_are_read_by_both": Without(
         r"\[(ExaoneMoe|HunYuanMoE|Afmoe|Cohere2Moe|FlexOlmo|GraniteMoeSWA)"
     ),
-    "tests/train/test_oracle_experts.py::test_ten_steps_on_few_bits_beside_peft": Without("GptOss"),
-    "tests/train/test_oracle_experts.py::test_experts_of_few_bits_in_gguf": Without("wgpu-(mxfp4|q8_0)"),
+    "tests/train/test_oracle_experts.py::test_ten_steps_on_few_bits_have_the_losses_of_peft": Without("GptOss"),
+    "tests/train/test_oracle_experts.py::test_experts_of_few_bits_in_gguf_train_as_they_are_stored": Without(
+        "wgpu-(mxfp4|q8_0)"
+    ),
     "tests/train/test_oracle_experts.py::test_peft_loads_our_adapter_of_experts": Without("wgpu-(GptOss|NemotronH)"),
     "tests/train/test_oracle_experts.py::test_we_load_and_merge_peft_adapters_of_experts": Without(
         "wgpu-(GptOss|GraniteMoe|NemotronH)|cpu-Gemma4"
     ),
-    "tests/train/test_oracle_experts.py::test_an_expert_without_tokens_and_one_with_all": Without("wgpu-GptOss"),
+    "tests/train/test_oracle_experts.py::test_experts_with_no_token_or_all_compute_as_in_transformers": Without(
+        "wgpu-GptOss"
+    ),
     "tests/train/test_offload.py::test_copies_beside_launches_change_neither_bits_nor_memory": Evenly(1),
     "tests/train/test_offload.py::test_no_number_of_offloaded_layers_changes_a_bit": Evenly(1),
     "tests/train/test_stream_weights.py::test_the_bits_are_those_of_weights_on_the_device": Without("Gemma4|GptOss"),
@@ -247,18 +251,20 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/train/test_data_files.py::test_memory_is_bounded_by_four_times_the_file_or_10_mib": Without(
         "10{6}-|-lines|-text"
     ),
-    "tests/train/test_oracle_generation.py::test_text_that_grows_beyond_the_original_length": Without("MiniCPM3"),
-    "tests/train/test_oracle_files.py::test_weights_in_fp8": Without(r"\[blocks\]"),
+    "tests/train/test_oracle_generation.py::test_text_beyond_the_original_length_is_that_of_transformers": Without(
+        "MiniCPM3"
+    ),
+    "tests/train/test_oracle_files.py::test_weights_in_fp8_are_read_as_in_transformers": Without(r"\[blocks\]"),
     # Model families: logits and gradients of each; of other tests, one family for each feature in which they differ.
-    "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient": Without(
+    "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient_equal_transformers": Without(
         r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|granite_moe"
         r"|flex_olmo|afmoe|lfm2_moe|youtu|mellum|llama4|hunyuan|jais2|nemotron|falcon_h1|glm4|cohere|olmo|qwen3_next|qwen3_5_moe|dots1|ernie4_5_moe|gemma4_|deepseek)"
         r"|(hyperclovax|seed_oss|granite4|falcon_h1|exaone4|deepseek_v[23]|cohere2_moe|lfm2_moe|lfm3|llama4)_\w+\]|(gemma4_unified|bamba|deepseek_v3|glm4_moe_lite|minicpm3)\]"
     ),
-    "tests/train/test_oracle_float64.py::test_loss_and_every_gradient_in_float64": Without(
+    "tests/train/test_oracle_float64.py::test_loss_and_every_gradient_equal_transformers_in_float64": Without(
         r"^(?!.*\[(qwen3_5|minicpm3|phi3_longrope|gpt_oss|nemotron_h .*)\])"
     ),
-    "tests/train/test_oracle_adapter.py::test_eight_steps_beside_transformers": Without(
+    "tests/train/test_oracle_adapter.py::test_eight_steps_have_the_losses_of_transformers": Without(
         r"^(?!.*(NanoChat\w+-full|Apertus\w+-nf4|GlmFor\w+-nf4))"
     ),
     "tests/train/test_oracle_adapter.py::test_peft_loads_our_adapter": Without(
@@ -282,7 +288,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     ),
     "tests/train/test_gemma4.py::test_what_is_kept_for_the_backward_changes_no_bit": Without("wgpu"),
     "tests/train/test_gemma4.py::test_greedy_text_is_that_of_transformers": Without("Gemma"),
-    "tests/train/test_oracle_multimodal.py::test_the_text_parts_of_other_models": Without(
+    "tests/train/test_oracle_multimodal.py::test_text_parts_of_other_models_take_and_give_peft_adapters": Without(
         r"\[(gemma4_unified|mistral3|llava|internvl|qwen3_vl|qwen2_5_vl nested|qwen2_vl|llava_next|llava_onevision"
         r"|aya_vision|cohere2_vision|exaone4_5|idefics[23]|glm4v.*|glm46v|deepseek_vl|janus|kimi_k25|lfm3_vl|lighton_ocr"
         r"|llava_next_video|minicpmv4_[67]|ovis2|qianfan_ocr|video_llama_3|vipllava)\]"

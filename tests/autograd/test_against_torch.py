@@ -82,7 +82,7 @@ def test_an_operator_finds_its_peer() -> None:
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_as_the_self_test_calls_it(name: str) -> None:
+def test_calls_of_the_self_test_equal_their_torch_peers(name: str) -> None:
     """With an axis more in front of x: nothing here is of one matrix alone."""
     call = self_test_calls()[name]
     x, *more = call.tensors.values()

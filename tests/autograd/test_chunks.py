@@ -148,7 +148,7 @@ def test_chunks_are_even() -> None:
     assert even_rows(8192, 1170) == 1024 and even_rows(32768, 2048) == 2048
 
 
-def test_rows_that_are_weighed_in_chunks(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_weighed_in_chunks_of_rows_have_the_same_bits(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of a loss per target is weighed row by row, a few rows at a time: the same bits as at once."""
     rng, found = np.random.default_rng(0), []
     x, table, seeds = (rng.standard_normal(shape).astype(np.float32) for shape in ((N, 12), (31, 12), (N,)))

@@ -122,7 +122,7 @@ KNOWN_ANSWERS = [  # the published test vectors of Random123: counter, key, resu
 
 
 @pytest.mark.parametrize("counter, key, expected", KNOWN_ANSWERS)
-def test_philox_known_answers(counter: list[int], key: list[int], expected: list[int]) -> None:
+def test_philox_gives_the_known_answers(counter: list[int], key: list[int], expected: list[int]) -> None:
     found = philox(np.array([counter], np.uint32), np.array(key, np.uint32))
     np.testing.assert_array_equal(found[0], np.array(expected, np.uint32))
 

@@ -36,7 +36,7 @@ def test_a_diamond_adds_both_paths(device: Device) -> None:
     np.testing.assert_allclose(grad(x), 2 * (2 * 2 * np.array([1, 2, -3.0]) + 5), rtol=1e-6)
 
 
-def test_a_tensor_used_many_times(device: Device) -> None:
+def test_a_tensor_used_many_times_adds_up_all_its_gradients(device: Device) -> None:
     x = leaf(device, [1.5, -2.0])
     total = x
     for _ in range(7):

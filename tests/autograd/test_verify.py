@@ -224,7 +224,9 @@ def test_a_device_that_is_opened_again_does_without(wgpu_device: Any, monkeypatc
     assert not select_device("wgpu").subgroups  # type: ignore[attr-defined]
 
 
-def test_a_driver_whose_subgroup_operations_are_wrong(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_wrong_subgroup_operations_another_kernel_is_chosen(
+    wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Real kernels, with a fault in what the driver compiles: the check finds another kernel that is right."""
     if not wgpu_device.subgroups:
         pytest.skip("this driver has no subgroup operations")

@@ -90,7 +90,7 @@ def test_a_collection_during_a_trim_changes_nothing() -> None:
 
 
 @pytest.mark.usefixtures("_no_collection_by_itself")
-def test_a_trim_inside_a_trim() -> None:
+def test_a_trim_inside_a_trim_frees_each_block_once() -> None:
     driver = Driver()
     pool = Pool(driver.create, driver.destroy)
     driver.during = pool.trim
@@ -119,7 +119,7 @@ def test_a_refused_destruction_keeps_the_rest() -> None:
 
 
 @pytest.mark.usefixtures("_no_collection_by_itself")
-def test_a_collection_while_a_block_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smaller_block_freed_while_one_is_chosen_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A smaller block that comes back between the search and the choice is not taken for the larger one."""
     driver = Driver()
     pool = Pool(driver.create, driver.destroy)

@@ -86,7 +86,7 @@ def test_abandoned_readbacks_free_their_pinned_memory(device: Any) -> None:
     np.testing.assert_array_equal(device.download(x), numbers(1))
 
 
-def test_more_readbacks_than_are_kept(device: Any) -> None:
+def test_more_readbacks_than_are_kept_each_have_their_values(device: Any) -> None:
     x = device.upload(numbers(1))
     under_way = []
     for _ in range(12):

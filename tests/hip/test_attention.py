@@ -78,7 +78,7 @@ def test_other_architectures_are_within_the_limits(emulator: Any, architecture: 
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_shares_of_the_keys(
+def test_keys_in_shares_are_within_the_limits(
     hip_device: Any, launched: list[tuple[str, str]], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where queries do not fill a GPU, work-groups take shares of the keys; some queries see nothing of a share."""

@@ -61,7 +61,7 @@ def test_forward_averages_the_keys_that_are_seen(hip_device: Any, width: int, fi
 
 @pytest.mark.parametrize("keys", [576, 640, 641])
 @pytest.mark.parametrize("start", [0, 63, 64, 65, 319])
-def test_forward_in_shares_of_the_keys(hip_device: Any, keys: int, start: int) -> None:
+def test_shares_hidden_from_a_query_count_for_nothing(hip_device: Any, keys: int, start: int) -> None:
     """The whole of a share may be hidden from a query. Two rows, each with its place in every share."""
     queries, width, dtype = 3, 64, np.float16
     first = keys - queries

@@ -106,7 +106,7 @@ def test_paired_multiply_adds_take_most_of_the_time() -> None:
     "kernel",
     ["gemm_bf16_tn_small", "gemm_nf4_nested_f16_nt_small", "gemm_f32_nn", "gemm_skinny_tn_16", "gemv_nf4_nested"],
 )
-def test_executes(arch: str, kernel: str) -> None:
+def test_executed_kernels_give_the_product(arch: str, kernel: str) -> None:
     if lacking := missing(arch):
         tools.give_up(lacking)
     (code,) = (code for s in PRODUCTS if (arch, s) in digests() and kernel in (code := shipped(s, arch)).kernels)

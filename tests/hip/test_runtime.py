@@ -264,7 +264,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, device: Any, *names: str) -> di
 
 
 @pytest.mark.parametrize("failing", ["", "hipGraphInstantiateWithFlags", "hipGraphLaunch", "hipStreamBeginCapture"])
-def test_replay_without_graphs(
+def test_without_graphs_a_replay_launches_one_by_one(
     emulator: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
 ) -> None:
     """With WGRAD_HIP_GRAPHS=0, or once the driver's graphs have failed, the same launches run one by one."""
@@ -423,7 +423,7 @@ def test_pinned_memory_is_used_again(hip_device: Any) -> None:
     hip_device.readback(x)
 
 
-def test_download_later_of_a_lost_device(hip_device: Any, blocking: None) -> None:
+def test_a_readback_of_a_lost_device_says_so(hip_device: Any, blocking: None) -> None:
     x = hip_device.zeros((41,))
     later = hip_device.readback(x)
     with pytest.raises(DeviceLost):

@@ -94,7 +94,7 @@ def test_turns_are_told_apart_by_the_loop(name: str) -> None:
     assert spoken(LOOPS[name], same) == [f"x{end}", f"x{end}"]
 
 
-def test_turns_that_are_rendered_differently_once_others_follow() -> None:
+def test_turns_are_marked_as_rendered_when_they_were_the_last() -> None:
     source = (
         "{% for m in messages %}[{{ m['role'] }}]{% if loop.last and m['role'] == 'assistant' %}(thought){% endif %}"
         "{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"

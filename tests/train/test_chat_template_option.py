@@ -188,7 +188,7 @@ def test_the_server_and_the_commands_take_the_template(
 
 
 @pytest.mark.parametrize(("template", "told"), [("[{{ m.role }}] {{ m.content }}\n", 1), ("{{ m.content }}</s>", 0)])
-def test_a_model_whose_template_has_no_special_token_at_the_end_of_a_turn(
+def test_a_template_that_ends_turns_with_no_special_token_is_noted(
     template: str, told: int, make_tokenizer: Any, write_lines: Any
 ) -> None:
     tokenizer = load_tokenizer(make_tokenizer(chat_template=f"{{% for m in messages %}}{template}{{% endfor %}}"))

@@ -64,7 +64,7 @@ NEEDED = ("--model", "m", "--data", "d", "--out", "o")
 
 
 # ---- arguments ---------------------------------------------------------------------------------
-def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 0
     text = capsys.readouterr().out
     assert all(command in text for command in ("finetune", "generate", "devices", "selftest"))

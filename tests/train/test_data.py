@@ -104,7 +104,7 @@ def test_answers_of_a_conversation_are_trained_on(tokenizer: Tokenizer, write_li
     assert document.ids.tolist() == tokenizer.encode_chat(turns, add_generation_prompt=False)
 
 
-def test_all_of_a_conversation(tokenizer: Tokenizer, write_lines) -> None:
+def test_loss_on_all_counts_every_token_of_a_conversation(tokenizer: Tokenizer, write_lines) -> None:
     (document,) = load(write_lines({"messages": TURNS}), tokenizer, loss_on="all").train
     assert document.loss_mask.all()
 
@@ -193,7 +193,7 @@ def test_at_least_one_is_held_out(tokenizer: Tokenizer, write_lines) -> None:
         load(path, tokenizer, eval_fraction=0.9)
 
 
-def test_held_out_data_of_its_own(tokenizer: Tokenizer, write_lines) -> None:
+def test_eval_data_is_held_out_and_nothing_of_the_training_data(tokenizer: Tokenizer, write_lines) -> None:
     train = write_lines({"text": "Hear."}, {"text": "See."})
     other = write_lines({"text": "Speak."}, name="other.jsonl")
     data = load(train, tokenizer, eval_data=other, eval_fraction=0.5)
@@ -305,7 +305,7 @@ def test_what_the_template_refuses_is_named(make_tokenizer, write_lines) -> None
         load(path, tokenizer)
 
 
-def test_messages_without_a_template(make_tokenizer, write_lines) -> None:
+def test_messages_need_a_chat_template(make_tokenizer, write_lines) -> None:
     tokenizer = load_tokenizer(make_tokenizer(chat_template=None))
     with pytest.raises(WgradError, match="^--model: .* has no chat template"):
         load(write_lines({"messages": TURNS}), tokenizer)

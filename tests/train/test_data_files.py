@@ -150,7 +150,7 @@ class Input(io.TextIOWrapper):
         return self.terminal
 
 
-def test_standard_input(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_read_by_what_it_holds(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Input(LINES))
     data = load("-", tokenizer)
     assert [d.source for d in data.train] == ["standard input:1", "standard input:2"]
@@ -166,7 +166,7 @@ def test_standard_input(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -
 
 # ---- encodings -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("size", [1, 65_530, 65_531, 65_532, 65_533, 131_072])
-def test_plain_text_across_the_blocks_of_reading(tokenizer: Tokenizer, tmp_path: Path, size: int) -> None:
+def test_plain_text_reads_the_same_across_blocks(tokenizer: Tokenizer, tmp_path: Path, size: int) -> None:
     """A character, a \\r\\n or a byte-order mark across a border; every \\r\\n is a \\n, a lone \\r stays."""
     text = "\ufeff" + "x" * size + "é\r\n知\r\n\ry\r"
     (tmp_path / "a.txt").write_bytes(text.encode())

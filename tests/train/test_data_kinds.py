@@ -88,7 +88,9 @@ def test_csv_is_recognized_by_its_header(tokenizer: Tokenizer, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("shift", range(-3, 4))
-def test_an_array_across_the_blocks_of_reading(tokenizer: Tokenizer, tmp_path: Path, write_lines, shift: int) -> None:
+def test_a_json_array_reads_the_same_across_blocks(
+    tokenizer: Tokenizer, tmp_path: Path, write_lines, shift: int
+) -> None:
     """An escape, a quote, a bracket or a comma at the border of two blocks."""
     records = [{"text": "x" * (_BLOCK - 20 + shift) + '\\"\\'}, {"text": '"],'}]
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(records).encode())

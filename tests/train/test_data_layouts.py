@@ -65,7 +65,7 @@ def wrapped(records: list, key: str = "data", **others: Any) -> str:
     ],
 )
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a"])
-def test_layouts_of_json(text: str, name: str, tmp_path: Path) -> None:
+def test_every_layout_of_json_is_read(text: str, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     records, notes = read(tmp_path / name)
     assert records == RECORDS
@@ -128,7 +128,7 @@ def cells(records: list[dict[str, Any]], mark: str, quote: str = '"') -> str:
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
-def test_delimiters_and_encodings(mark: str, name: str, encoding: str, tmp_path: Path) -> None:
+def test_delimiters_and_encodings_are_recognized(mark: str, name: str, encoding: str, tmp_path: Path) -> None:
     text = cells(RECORDS, mark)
     if name == "a":  # a header of plain names is what such a file is known by
         text = text.replace('"prompt"', "prompt", 1).replace('"completion"', "completion", 1)
@@ -147,7 +147,7 @@ def test_a_header_with_a_records_columns_outweighs_more_cells(tmp_path: Path) ->
     assert read(tmp_path / "a.csv")[0] == [{"text": "wise, my son"}]
 
 
-def test_excels_line_of_the_separator(tmp_path: Path) -> None:
+def test_excels_line_of_the_separator_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("sep=;\r\ntext;id\r\na, b;1\r\n")
     assert read(tmp_path / "a.csv") == (
         [{"text": "a, b"}],
@@ -156,7 +156,7 @@ def test_excels_line_of_the_separator(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lines", "objects", "text"])
-def test_other_encodings_of_text(kind: str, tmp_path: Path) -> None:
+def test_json_and_text_in_utf_16_are_read(kind: str, tmp_path: Path) -> None:
     text = {"lines": "\n".join(map(json.dumps, RECORDS)), "objects": json.dumps(ONE, indent=1), "text": "Höre.\r\n知"}[
         kind
     ]
@@ -207,7 +207,7 @@ def test_columns_rename_keys_of_every_kind(kind: str, tmp_path: Path) -> None:
             read(write(kind, THEIRS, tmp_path), "prompt=question,completion=answr")
 
 
-def test_columns_of_messages(tmp_path: Path) -> None:
+def test_columns_rename_messages_of_every_kind(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "a"}]
     for kind in ("csv", "parquet", "jsonl"):
         given = [{"asked": json.dumps(turns) if kind == "csv" else turns, "completion": "b", "talk": "[]"}]
@@ -216,7 +216,7 @@ def test_columns_of_messages(tmp_path: Path) -> None:
         assert with_our_names(record, columns_of([columns]))["prompt"] == turns
 
 
-def test_columns_swapped_left_out_and_lacking() -> None:
+def test_columns_may_be_swapped_and_left_out_but_not_lack() -> None:
     columns = columns_of(["prompt=completion,completion=prompt, input="])
     assert with_our_names(ONE | {"input": "x"}, columns) == {"prompt": "b", "completion": "a"}
     assert with_our_names({"text": "a"}, columns) == {"text": "a"}  # of another form
@@ -317,7 +317,7 @@ class Polars:
         return iter([{"text": "a", "missing": None}])
 
 
-def test_tables_of_pandas_and_polars() -> None:
+def test_tables_of_pandas_and_polars_are_records() -> None:
     def rows(value: Any) -> list[Any]:
         return [record for _, record in given_records("<data>", "--data", records_of(value, "data")).records()]
 

@@ -42,7 +42,7 @@ def test_what_is_learned_is_marked(folder: Path, write_lines: Any, capsys: Any) 
     assert "the cat" not in capsys.readouterr().out
 
 
-def test_colors_and_long_examples(folder: Path) -> None:
+def test_learned_text_is_colored_and_long_examples_are_cut(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     ids = np.array(tokenizer.encode("cats and dogs", add_special_tokens=False), np.int32)
     learned = np.arange(len(ids)) >= 4

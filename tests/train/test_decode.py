@@ -247,7 +247,7 @@ def test_a_missing_permission_is_explained(tmp_path: Path, monkeypatch: pytest.M
         exists(tmp_path / "a", "--out")
 
 
-def test_exists(tmp_path: Path) -> None:
+def test_exists_refuses_a_name_that_no_file_can_have(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     found = [exists(tmp_path / name, "--out") for name in ("", "a", "b", "a/b")]
     assert found == [True, True, False, False]

@@ -56,7 +56,7 @@ def test_other_errors_are_faults(error: BaseException) -> None:
     assert ending_of(error) is None
 
 
-def test_a_working_folder_that_is_gone(
+def test_a_working_folder_that_is_gone_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

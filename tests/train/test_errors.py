@@ -184,7 +184,9 @@ def test_mistakes_end_with_one_line_status_2_and_nothing_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_base_model_that_an_adapter_could_not_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_base_model_that_an_adapter_could_not_name_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     assert main(["finetune", "--model", "a\udcffb", "--data", "d.jsonl", "--out", str(out)]) == 2
     assert "is not UTF-8, so adapter_config.json could not name it" in capsys.readouterr().err and not out.exists()

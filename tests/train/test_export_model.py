@@ -47,7 +47,7 @@ def program(folder: Path, text: str) -> Path:
     return path
 
 
-def test_ollama(adapter: Path, capsys: Any) -> None:
+def test_an_export_for_ollama_renders_and_ends_as_the_tokenizer_does(adapter: Path, capsys: Any) -> None:
     (adapter / "config.yaml").write_text("max_length: 6000\n")
     assert export("ollama", adapter, "--name", "me/mine:8b") == 0
     said = capsys.readouterr()
@@ -74,7 +74,9 @@ def test_a_name_has_letters_that_ollama_takes(folder: str, name: str) -> None:
     assert _plain_name(folder) == name
 
 
-def test_without_the_gguf_package(adapter: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_an_export_without_the_gguf_package_says_how_to_get_it(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert export("ollama", adapter) == 2
     error = "export ollama: model.gguf is a GGUF file, which takes a package: pip install 'wgrad[gguf]'"
@@ -95,7 +97,7 @@ def test_ollama_is_run_where_it_is_installed(adapter: Path, tmp_path: Path, caps
     assert (tmp_path / "c" / "model.gguf").exists()
 
 
-def test_a_template_of_ones_own(adapter: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_template_of_ones_own_replaces_the_derived_one(adapter: Path, tmp_path: Path, capsys: Any) -> None:
     (adapter / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content|upper }}{% endfor %}")
     assert export("ollama", adapter) == 2
     assert "has no equal in Ollama's TEMPLATE" in capsys.readouterr().err and not (adapter / "ollama").exists()
@@ -107,7 +109,7 @@ def test_a_template_of_ones_own(adapter: Path, tmp_path: Path, capsys: Any) -> N
     assert "ends a TEMPLATE" in capsys.readouterr().err
 
 
-def test_lm_studio(adapter: Path, tmp_path: Path, capsys: Any) -> None:
+def test_an_export_for_lm_studio_lies_where_it_looks(adapter: Path, tmp_path: Path, capsys: Any) -> None:
     assert export("lmstudio", adapter, "--quantize", "none") == 0
     assert (adapter / "lmstudio/wgrad/my-chat/my-chat.gguf").exists()
     said = capsys.readouterr().out

@@ -71,7 +71,7 @@ def test_each_of_many_prompts_keeps_to_it(write_lines: Any, capsys: Any) -> None
         (None, "--json-schema: no such file: PATH"),
     ],
 )
-def test_a_schema_that_cannot_be(text: str | None, message: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_schema_that_cannot_be_is_refused(text: str | None, message: str, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "schema.json"
     if text is not None:
         path.write_text(text, encoding="utf-8")

@@ -165,7 +165,9 @@ def test_what_the_hub_refuses_is_one_line(failure: Any, message: str, serve: Any
 
 
 @pytest.mark.parametrize("silent", ["", "/(revision|tree)/", "/resolve/"])
-def test_a_hub_that_stops_answering(silent: str, serve: Any, make_checkpoint: Any, monkeypatch: Any) -> None:
+def test_a_hub_that_stops_answering_is_an_error_in_time(
+    silent: str, serve: Any, make_checkpoint: Any, monkeypatch: Any
+) -> None:
     """The client has no limit of its own for most requests: the run would wait for ever."""
     monkeypatch.setattr(hub_answers, "ANSWER_SECONDS", 0.3)
     for module in (hub_module, hub_data):

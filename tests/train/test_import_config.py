@@ -194,7 +194,9 @@ def test_options_of_trl_are_imported(tmp_path: Path, capsys: Any) -> None:
         ({"lora_target_modules": "all-linear", "loss_type": "simpo", "cpo_alpha": 0.0}, {"learning_rate": 1e-6}, []),
     ],
 )
-def test_defaults_of_trl_that_depend_on_model_and_data(more: dict[str, Any], ours: dict[str, Any], told: Any) -> None:
+def test_defaults_of_trl_that_depend_on_model_and_data_are_taken(
+    more: dict[str, Any], ours: dict[str, Any], told: Any
+) -> None:
     found = import_config({"model_name_or_path": "m", "use_peft": True} | more, "trl")
     assert [name for name, *_ in found.left] == told
     names = ["target_modules", "loss_on"] + ["learning_rate", "lora_dropout"] * ("loss_type" in more)

@@ -49,7 +49,7 @@ def finetune(make_checkpoint: Any, data: Path, out: Path, *options: str) -> int:
         (["--full"], "leave --full out to train an adapter, or use a smaller model"),
     ],
 )
-def test_what_is_trained_does_not_fit(
+def test_parameters_that_do_not_fit_bring_advice_of_their_own(
     options: list[str], advice: str, error: Any, make_checkpoint: Any, text_data: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

@@ -45,7 +45,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("a\ud800", "is not Unicode text"),
     ],
 )
-def test_a_name_that_no_file_can_have(
+def test_a_name_that_no_file_can_have_is_refused_by_its_option(
     capsys: pytest.CaptureFixture[str],
     in_folder: Path,
     make_checkpoint: Callable[..., Path],

@@ -209,7 +209,7 @@ def test_bitsandbytes_loads_what_we_quantized(double: bool, columns: int, device
     assert (difference > rounding).mean() <= 3 * 64 / difference.size and difference.max() <= step + rounding
 
 
-def test_what_their_layer_computes(nf4_values: Values) -> None:
+def test_their_layer_computes_in_float32_only_while_training(nf4_values: Values) -> None:
     """Only training mode may be an oracle: it computes in float32 on every CPU. Inference uses bfloat16 on CPUs with
     AVX-512's bfloat16, and rounds input, scales, products and output."""
     bnb, generator = bitsandbytes(), np.random.default_rng(3)
@@ -235,7 +235,8 @@ def test_transformers_loads_our_quantized_checkpoint(
     weights = load_frozen(folder, config, device)
     save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "nf4", dtype=torch.float32)
-    theirs.train()  # no dropout here, and float32 on every CPU: see test_what_their_layer_computes
+    # No dropout here, and float32 on every CPU: see test_their_layer_computes_in_float32_only_while_training
+    theirs.train()
     ids = random_ids()
     exact = dequantized_base(folder, weights, device)
     layers = {n: m for n, m in theirs.named_modules() if type(m).__name__ == "Linear4bit"}
@@ -302,7 +303,7 @@ def thirty_steps(
 
 @pytest.mark.parametrize("how", ["nf4", "full"])
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_eight_steps_beside_transformers(
+def test_eight_steps_have_the_losses_of_transformers(
     architecture: str, how: str, make_checkpoint: Any, cpu: Device, tmp_path: Path
 ) -> None:
     """They train an adapter on NF4 weights, or all parameters. Losses agree within float32's rounding."""
@@ -366,11 +367,11 @@ def beside_peft(folder: Path, device: Device, out: Path, values: Path | None = N
     return ours, theirs
 
 
-def test_thirty_steps_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+def test_thirty_steps_have_the_losses_of_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     beside_peft(make_checkpoint("LlamaForCausalLM"), cpu, tmp_path / "start")
 
 
-def test_thirty_steps_on_a_gguf_file_beside_peft(wgpu_device: Device, tmp_path: Path) -> None:
+def test_thirty_steps_on_a_gguf_file_have_the_losses_of_peft(wgpu_device: Device, tmp_path: Path) -> None:
     """For each format, PEFT trains on the values that the gguf package decodes."""
     raw = tiny_config(hidden_size=256, intermediate_size=96, head_dim=16)
     weights = random_weights(raw)
@@ -381,7 +382,7 @@ def test_thirty_steps_on_a_gguf_file_beside_peft(wgpu_device: Device, tmp_path: 
     beside_peft(folder, wgpu_device, tmp_path / "start", values=plain)
 
 
-def test_thirty_steps_beside_peft_and_float16_as_near_to_them_as_torchs(
+def test_thirty_steps_in_float16_are_as_near_to_float32_as_those_of_torch(
     make_checkpoint: Any, wgpu_device: Device, tmp_path: Path
 ) -> None:
     """The distance of float16 from float32 is at most twice that of torch, each from its own float32."""
@@ -462,7 +463,7 @@ def their_adapter(base: Any, out: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("what", READ)
-def test_the_modules_that_peft_adapts(what: str, make_checkpoint: Any, tmp_path: Path) -> None:
+def test_the_modules_that_peft_adapts_are_adapted(what: str, make_checkpoint: Any, tmp_path: Path) -> None:
     folder, out = make_checkpoint("LlamaForCausalLM", num_hidden_layers=3), tmp_path / "adapter"
     wanted = their_logits(their_adapter(their_base(folder), out, **READ[what]), random_ids())
     config, device = load_model_config(folder), ReferenceDevice()
@@ -510,7 +511,7 @@ def test_a_router_that_is_adapted_is_told_with_a_way_out(make_checkpoint: Any, t
     assert str(out) in str(caught.value)
 
 
-def test_a_whole_embedding_that_nobody_names(make_checkpoint: Any, tmp_path: Path) -> None:
+def test_a_whole_embedding_that_nobody_names_is_refused(make_checkpoint: Any, tmp_path: Path) -> None:
     folder = make_checkpoint("LlamaForCausalLM")
     theirs = their_adapter(their_base(folder), tmp_path, target_modules=["q_proj"])
     theirs.save_pretrained(tmp_path, save_embedding_layers=True)
@@ -519,7 +520,7 @@ def test_a_whole_embedding_that_nobody_names(make_checkpoint: Any, tmp_path: Pat
         load_adapter(tmp_path, linear_modules(config), whole_modules(config))
 
 
-def test_an_embedding_of_another_name(make_checkpoint: Any, tmp_path: Path) -> None:
+def test_an_embedding_of_another_name_is_read_and_saved_as_in_peft(make_checkpoint: Any, tmp_path: Path) -> None:
     """Nemotron-H's is named `embeddings` in transformers, and so in PEFT's files and ours."""
     folder = make_checkpoint("NemotronHForCausalLM")
     chosen = {"target_modules": ["q_proj", "in_proj"], "modules_to_save": ["embeddings"]}

@@ -210,7 +210,7 @@ def test_what_was_refused_is_taken() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "qwen2_5", "lfm2_v2", "cohere2"])
-def test_tools_and_documents_as_with_transformers(name: str) -> None:
+def test_tools_and_documents_render_as_in_transformers(name: str) -> None:
     source = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
     messages, documents = CONVERSATIONS["a tool, null"], [{"title": "T", "text": "D"}]
     expected = theirs(source, messages, tools=[TOOL], documents=documents, enable_thinking=False)

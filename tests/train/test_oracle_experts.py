@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import wgpu_sibling
 from tests.train.conftest import GEMMA4_EXPERTS
+from tests.train.gguf_base import write_base
 from tests.train.test_oracle_adapter import (
     TOKENS,
     as_theirs,
@@ -25,7 +26,7 @@ from tests.train.test_oracle_adapter import (
     their_logits,
     torch,
 )
-from tests.train.test_oracle_gguf_adapter import log_probabilities, their_log_probabilities, write_base
+from tests.train.test_oracle_gguf_adapter import log_probabilities, their_log_probabilities
 from tests.train.test_oracle_model import full_model, make_inputs
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad
@@ -86,7 +87,9 @@ def frozen(folder: Path, device: Device, adapter: Path | None = None) -> np.ndar
 
 
 @pytest.mark.parametrize("architecture", [*FAMILIES, *OWN_NAMES, "OlmoHybridForCausalLM"])
-def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any, tmp_path: Path) -> None:
+def test_files_of_transformers_and_ours_are_read_by_both(
+    architecture: str, make_checkpoint: Any, tmp_path: Path
+) -> None:
     """Files of transformers 5, like the original ones and ours, have a tensor for each expert.
 
     gpt-oss, Granite and Gemma 4 have one for all experts of a layer. OLMo Hybrid has three convolutions and other names
@@ -114,7 +117,9 @@ def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any,
     assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), wanted) < 1e-6
 
 
-def test_sigmoids_that_are_small_next_to_what_is_added_to_their_sum(make_checkpoint: Any, device: Device) -> None:
+def test_sigmoids_smaller_than_what_is_added_to_their_sum_keep_their_shares(
+    make_checkpoint: Any, device: Device
+) -> None:
     """LFM2 adds 1e-6, so that the weights of a token's experts do not add up to 1."""
     folder = make_checkpoint("Lfm2MoeForCausalLM")
     experts = load_model_config(folder).experts
@@ -210,7 +215,9 @@ def test_llama_cpp_loads_our_adapter_of_experts(architecture: str, make_checkpoi
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_k_m", "mxfp4"])
-def test_experts_of_few_bits_in_gguf(kind: str, make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
+def test_experts_of_few_bits_in_gguf_train_as_they_are_stored(
+    kind: str, make_checkpoint: Any, device: Device, tmp_path: Path
+) -> None:
     """They stay as stored, in forward and backward, with gate and up stacked, or interleaved for gpt-oss."""
     sizes = {"hidden_size": 256, "head_dim": 64, "norm_topk_prob": True, "moe_intermediate_size": 256}
     architecture = "Qwen3MoeForCausalLM"
@@ -295,7 +302,7 @@ def test_merging_attention_leaves_mxfp4_experts_as_they_are(make_checkpoint: Any
         np.testing.assert_array_equal(after[name].array(), before[name].array(), err_msg=name)
 
 
-def test_mxfp4_experts_from_main_memory(make_checkpoint: Any, wgpu_device: Device) -> None:
+def test_mxfp4_experts_streamed_give_the_same_bits(make_checkpoint: Any, wgpu_device: Device) -> None:
     folder = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32)
     write_mxfp4(folder)
     card: Any = wgpu_sibling()
@@ -307,7 +314,7 @@ def test_mxfp4_experts_from_main_memory(make_checkpoint: Any, wgpu_device: Devic
     np.testing.assert_array_equal(our_logits(streamed, random_ids()), our_logits(here, random_ids()))
 
 
-def test_mxfp4_files_that_do_not_fit(make_checkpoint: Any) -> None:
+def test_mxfp4_files_that_do_not_fit_are_refused(make_checkpoint: Any) -> None:
     folder = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32)
     arrays = write_mxfp4(folder) | {n: e.array() for n, e in read_entries(folder / "model.safetensors", "").items()}
     name, config = "model.layers.1.mlp.experts.down_proj", load_model_config(folder)
@@ -323,7 +330,9 @@ def test_mxfp4_files_that_do_not_fit(make_checkpoint: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Qwen3MoeForCausalLM", GPT_OSS, "mxfp4", NEMOTRON])
-def test_ten_steps_on_few_bits_beside_peft(kind: str, make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+def test_ten_steps_on_few_bits_have_the_losses_of_peft(
+    kind: str, make_checkpoint: Any, cpu: Device, tmp_path: Path
+) -> None:
     """They train adapters of attention and experts, with experts in NF4 or MXFP4."""
     if kind == "mxfp4":
         folder = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32)
@@ -352,7 +361,7 @@ def test_ten_steps_on_few_bits_beside_peft(kind: str, make_checkpoint: Any, cpu:
 
 @pytest.mark.parametrize("count", [3, 1])
 @pytest.mark.parametrize("architecture", ["OlmoeForCausalLM", GPT_OSS])
-def test_an_expert_without_tokens_and_one_with_all(
+def test_experts_with_no_token_or_all_compute_as_in_transformers(
     architecture: str, count: int, make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:
     """The third expert's logit is the mean of the other two, so it is never the largest."""
@@ -370,7 +379,7 @@ def test_an_expert_without_tokens_and_one_with_all(
     assert seen == {0, 1} if count == 3 else {0}
 
 
-def test_adapters_of_experts_alone(make_checkpoint: Any, cpu: Device) -> None:
+def test_experts_alone_can_be_adapted(make_checkpoint: Any, cpu: Device) -> None:
     folder = make_checkpoint("Qwen3MoeForCausalLM")
     config = load_model_config(folder)
     settings: dict[str, Any] = {"max_length": TOKENS, "target_modules": ("down_proj",)}
@@ -380,7 +389,7 @@ def test_adapters_of_experts_alone(make_checkpoint: Any, cpu: Device) -> None:
         build_trainable(RunOptions(**settings, lora_r=1000), config, folder, cpu, positions=TOKENS)
 
 
-def test_an_adapter_of_a_shared_expert(make_checkpoint: Any, cpu: Device) -> None:
+def test_a_shared_expert_alone_can_be_adapted(make_checkpoint: Any, cpu: Device) -> None:
     folder = make_checkpoint("Qwen2MoeForCausalLM")
     settings: dict[str, Any] = {
         "max_length": TOKENS,
@@ -398,7 +407,7 @@ def test_an_adapter_of_a_shared_expert(make_checkpoint: Any, cpu: Device) -> Non
     assert all(grads[name] > 0 for name in grads if name.endswith("B"))
 
 
-def test_what_adapters_of_experts_do_not_have(make_checkpoint: Any) -> None:
+def test_adapters_of_experts_refuse_what_they_do_not_have(make_checkpoint: Any) -> None:
     config = load_model_config(make_checkpoint("OlmoeForCausalLM"))
     assert lora_config(RunOptions(), config).target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
     given: dict[str, Any] = {"target_modules": ("q_proj", "experts.down_proj=3")}
@@ -410,7 +419,7 @@ def test_what_adapters_of_experts_do_not_have(make_checkpoint: Any) -> None:
             lora_config(RunOptions(**(given | {name: value})), config)
 
 
-def test_an_expert_that_is_missing(make_checkpoint: Any, tmp_path: Path) -> None:
+def test_an_expert_that_is_missing_is_named(make_checkpoint: Any, tmp_path: Path) -> None:
     save_each(make_checkpoint("MixtralForCausalLM"), tmp_path / "saved")
     text = (tmp_path / "saved/config.json").read_text()
     (tmp_path / "saved/config.json").write_text(text.replace('"num_local_experts": 5', '"num_local_experts": 6'))
@@ -465,7 +474,7 @@ def test_the_load_balancing_loss_is_that_of_transformers(
     assert plain == pytest.approx(float(found.loss - 0.7 * found.aux_loss), rel=1e-5)
 
 
-def test_where_a_run_has_a_load_balancing_loss(make_checkpoint: Any, cpu: Device) -> None:
+def test_only_fine_tuning_of_experts_has_a_load_balancing_loss(make_checkpoint: Any, cpu: Device) -> None:
     def weight(folder: Path, **options: Any) -> float:
         found = balance(RunOptions(max_length=8, **options), load_model_config(folder), cpu)
         return 0.0 if found is None else found.coefficient

@@ -278,7 +278,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("positions", [64, 65, 200])
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_tables_that_depend_on_the_longest_sequence(kind: str, positions: int) -> None:
+def test_tables_that_depend_on_the_longest_sequence_equal_those_of_transformers(kind: str, positions: int) -> None:
     scaling = {"rope_type": kind, "factor": 3.0, "short_factor": [1.5, 2.0, 2.5], "long_factor": [3.0, 5.0, 7.0]}
     raw = base_config("LlamaForCausalLM") | {"head_dim": 6, "max_position_embeddings": 64, "rope_scaling": scaling}
     theirs = transformers.LlamaConfig(**raw | {"rope_scaling": {**scaling, "original_max_position_embeddings": 64}})
@@ -419,7 +419,7 @@ def test_what_a_config_says_in_several_ways_is_as_in_transformers(number: int, m
     assert distance(ours, their_logits(their_model(folder), ids)) < 2e-5
 
 
-def test_a_sliding_window_without_its_width(make_checkpoint: Any) -> None:
+def test_a_sliding_window_without_its_width_has_4096(make_checkpoint: Any) -> None:
     for architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
         folder = make_checkpoint(architecture, name=architecture, use_sliding_window=True, max_window_layers=1)
         assert load_model_config(folder).windows == (0, 4096)
@@ -440,7 +440,7 @@ def tie(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["other head", "same head", "no head", "no embedding"])
-def test_a_tied_head(case: str, make_checkpoint: Any) -> None:
+def test_a_head_other_than_the_tied_embedding_is_used(case: str, make_checkpoint: Any) -> None:
     folder = make_checkpoint("LlamaForCausalLM")
     tie(folder)
     embedding = ModelFiles(folder).entries[EMBEDDING].array()
@@ -464,7 +464,7 @@ def test_a_tied_head(case: str, make_checkpoint: Any) -> None:
 
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_a_checkpoint_that_bitsandbytes_quantized(
+def test_a_checkpoint_that_bitsandbytes_quantized_has_its_values(
     dtype: str, double: bool, make_checkpoint: Any, tmp_path: Path, nf4_values: Values, device: Device
 ) -> None:
     """transformers leaves some modules in float. Decoded values are rounded to the dtype of the original weights.
@@ -552,7 +552,7 @@ FP8: dict[str, tuple[str, tuple[int, int] | None, str]] = {  # by its name: torc
 
 
 @pytest.mark.parametrize("kind", FP8)
-def test_weights_in_fp8(kind: str, make_checkpoint: Any, tmp_path: Path) -> None:
+def test_weights_in_fp8_are_read_as_in_transformers(kind: str, make_checkpoint: Any, tmp_path: Path) -> None:
     architecture, block, dtype = FP8[kind]
     folder = make_checkpoint(architecture)
     write_fp8(folder, block, dtype)
@@ -567,7 +567,7 @@ def test_weights_in_fp8(kind: str, make_checkpoint: Any, tmp_path: Path) -> None
     assert isinstance(quantized.weights["model.layers.1.self_attn.o_proj.weight"], NF4Array)
 
 
-def test_blocks_of_fp8_that_go_beyond_a_weight(make_checkpoint: Any) -> None:
+def test_blocks_of_fp8_may_go_beyond_a_weight(make_checkpoint: Any) -> None:
     """DeepSeek-V3's kv_a_proj_with_mqa has such blocks, which transformers does not read."""
     name = "model.layers.0.mlp.up_proj.weight"  # [88, 48]
     for number, (block, kind) in enumerate((((128, 128), "float32"), ((20, 32), "float8_e8m0fnu"))):
@@ -615,7 +615,9 @@ def test_the_end_of_a_text_without_generation_config(ids: Any, make_checkpoint: 
 
 @pytest.mark.parametrize("alpha", [None, 0, 3, -2])
 @pytest.mark.parametrize("rslora", [False, True])
-def test_lora_alpha_absent_or_zero(alpha: Any, rslora: bool, make_checkpoint: Any, tmp_path: Path) -> None:
+def test_an_absent_or_zero_lora_alpha_means_what_it_does_in_peft(
+    alpha: Any, rslora: bool, make_checkpoint: Any, tmp_path: Path
+) -> None:
     folder = make_checkpoint("LlamaForCausalLM")
     config, device = load_model_config(folder), ReferenceDevice()
     lora = LoraConfig(r=5, alpha=9.0, rslora=rslora, target_modules=("q_proj", "down_proj"))

@@ -78,7 +78,9 @@ def exact_model(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", [*CASES, *MORE])
-def test_loss_and_every_gradient_in_float64(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_and_every_gradient_equal_transformers_in_float64(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = dict({**CASES, **MORE}[case])
     if "rope_parameters" in options:  # transformers 5 writes this instead of rope_theta
         options["rope_theta"] = None

@@ -99,7 +99,7 @@ LENGTHS = (5, 11, 16, 17, 20)  # on either side of 16, and growing beyond
 
 
 @pytest.mark.parametrize("architecture", BY_LENGTH)
-def test_text_that_grows_beyond_the_original_length(architecture: str, make_checkpoint: Any) -> None:
+def test_text_beyond_the_original_length_is_that_of_transformers(architecture: str, make_checkpoint: Any) -> None:
     """Alone and in a batch, each text has the embeddings of its own length."""
     folder = make_checkpoint(architecture, **BY_LENGTH[architecture])
     generator = np.random.default_rng(5)

@@ -15,29 +15,17 @@ import pytest
 import wgrad.train.model.gguf_adapter as gguf_adapter
 from tests.tools import oracle_package
 from tests.train.conftest import VOCAB, random_weights, tiny_config, write_checkpoint
-from tests.train.gguf_writer import permuted
+from tests.train.gguf_base import write_base
 from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.gguf_activation import write_activation
 from wgrad.train.model.gguf_adapter import save_gguf_adapter
-from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, rows_axis, tensor_name, write_experts
-from wgrad.train.model.gguf_linear import gguf_shape, to_gguf, write_key_heads, write_linear
-from wgrad.train.model.gguf_mamba import mlp_lengths
-from wgrad.train.model.gguf_shared_keys import (
-    SHARING,
-    frequency_factors,
-    shared_specs,
-    shared_value,
-    write_shared,
-)
+from wgrad.train.model.gguf_shared_keys import SHARING
 from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.build import build_frozen
 
 llama_cpp = oracle_package("xllamacpp")
@@ -149,108 +137,6 @@ ADAPTERS = {
 }
 
 
-def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) -> None:
-    """A whole model in float32, with a vocabulary in which token n is written <n>."""
-    kind = config.gguf
-    writer, names = gguf.GGUFWriter(path, kind), name_map(gguf, kind, 6)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(64)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_head_count(config.num_attention_heads)
-    if kind in SHARING:
-        write_shared(writer, config)
-    else:
-        writer.add_feed_forward_length(mlp_lengths(config))
-        write_key_heads(writer, config)
-        for add in (writer.add_key_length, writer.add_value_length):
-            add(config.head_dim)
-    writer.add_rope_dimension_count(config.rope.head_dim)
-    (writer.add_layer_norm_eps if config.layer_norm else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope.theta)
-    writer.add_vocab_size(VOCAB)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([f"<{i}>" for i in range(VOCAB)])
-    writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_add_bos_token(False)
-    write_experts(writer, config, kind)
-    write_linear(writer, config)
-    write_activation(writer, config, lambda spec: weights[spec.name])
-    if config.score_softcap:
-        writer.add_attn_logit_softcapping(config.score_softcap)
-        writer.add_final_logit_softcapping(config.logit_softcap)
-    if any(config.windows) and kind not in SHARING:
-        writer.add_sliding_window(max(config.windows))
-    if kind in ("cohere2", "command-r"):
-        writer.add_logit_scale(config.logit_scale)
-    if kind == "mistral3":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(config.rope.factor)
-        writer.add_rope_scaling_orig_ctx_len(config.query_length)
-        writer.add_rope_scaling_yarn_log_mul(1.0)
-        writer.add_attn_temperature_scale(config.query_growth)
-    if kind == "gpt-oss":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(config.rope.factor)
-        writer.add_rope_scaling_orig_ctx_len(config.rope.original_max_position_embeddings)
-    if config.clip_qkv:
-        writer.add_clamp_kqv(config.clip_qkv)
-    if kind in ("granite", "granitemoe", "granitehybrid"):
-        writer.add_embedding_scale(config.embedding_scale)
-        writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
-        writer.add_residual_scale(config.residual_scale)
-        writer.add_logit_scale(1 / config.logit_scale)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    specs = {spec.name: spec for spec in weight_specs(config)}
-    others = shared_specs(config, list(specs.values())) if kind in SHARING else []
-    in_file = {spec.name: shared_value(spec, specs, lambda spec: weights[spec.name]) for spec in others}
-    for name, value in in_file.items():
-        if value is not None:
-            writer.add_tensor(tensor_name(names, name), value)
-    if kind == "gemma4":
-        writer.add_tensor("rope_freqs.weight", frequency_factors(config.rope))
-    for name, value in weights.items():
-        if ".act_fn." in name or (in_file and in_file.get(name, 0) is not None):
-            continue
-        part = name.split(".")[-2]
-        if (
-            value.ndim == 2
-            and part in heads
-            and not config.interleaved
-            and kind
-            in (
-                "llama",
-                "smollm3",
-                "granite",
-                "granitemoe",
-                "granitehybrid",
-                "nemotron_h",
-                "nemotron_h_moe",
-                "arcee",
-                "olmo",
-                "mistral3",
-            )
-        ):
-            value = permuted(value, heads[part])
-        if "norm" in part and name.endswith(".weight") and "linear_attn" not in name:
-            value = value + np.float32(config.norm_offset)
-        if kind in ("gpt-oss", "llama4") and value.ndim == 3:
-            value = value.swapaxes(1, 2)
-        value = to_gguf(config, name, value)
-        parts = {name: value.reshape(gguf_shape(config, name, value.shape))}
-        if of_it := parts_in_gguf(config, name, value.shape):
-            parts = {part: value.take(rows, rows_axis(name)) for part, rows in of_it.items()}
-        for part, of_part in parts.items():
-            writer.add_tensor(tensor_name(names, part), np.ascontiguousarray(of_part))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def their_log_probabilities(
     base: Path, prompt: np.ndarray | str, adapter: Path | None, vocabulary: int = VOCAB, context: int = 64
 ) -> np.ndarray:
@@ -327,7 +213,7 @@ def test_llama_cpp_computes_what_we_do(architecture: str, kind: str, adapted: An
     assert np.array_equal(plain, ours) if kind == "zero" else np.abs(plain - ours).max() > 10 * limit
 
 
-def test_an_adapter_that_llama_cpp_would_pass_over(tmp_path: Path) -> None:
+def test_an_adapter_that_llama_cpp_would_pass_over_is_refused(tmp_path: Path) -> None:
     config = parse_model_config(tiny_config("DeepseekV3ForCausalLM"))
     lora, path = LoraConfig(r=2, alpha=2.0, target_modules=("kv_b_proj", "o_proj")), tmp_path / "adapter.gguf"
     arrays = random_adapter(lora, linear_modules(config))
@@ -346,7 +232,7 @@ def test_rows_as_hugging_face_has_them_are_another_adapter(adapted: Any, tmp_pat
     assert np.abs(theirs - ours).max() > 0.05
 
 
-def test_float16(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+def test_an_adapter_in_float16_is_near_and_refused_beyond_its_range(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     adapter, _, ours = adapted("LlamaForCausalLM", ADAPTERS["alpha"])
     out = tmp_path / "adapter.gguf"
     command = ["export", "--adapter", str(adapter), "--gguf-lora", str(out), "--type", "float16"]
@@ -383,7 +269,7 @@ def test_what_lies_there_is_not_lost(adapted: Any, tmp_path: Path, monkeypatch: 
     assert "--modelfile: no such file: none.gguf" in capsys.readouterr().err and not out.exists()
 
 
-def test_what_cannot_be_exported(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+def test_wrong_options_and_models_are_refused_before_writing(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     adapter, _, _ = adapted("LlamaForCausalLM", ADAPTERS["alpha"])
     folder = tmp_path / "model"
 
@@ -419,7 +305,7 @@ def test_llama_cpp_takes_no_adapter_of_some_modules(module: str, tmp_path: Path)
     assert not (tmp_path / "adapter.gguf").exists()
 
 
-def test_an_architecture_that_gguf_is_not_written_for(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_an_architecture_that_gguf_is_not_written_for_is_refused(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setitem(FAMILIES, "Phi3ForCausalLM", replace(FAMILIES["Phi3ForCausalLM"], gguf=""))
     raw = tiny_config("Phi3ForCausalLM", **SIZES)
     folder, adapter = write_checkpoint(tmp_path / "model", raw, random_weights(raw)), tmp_path / "adapter"

@@ -158,7 +158,7 @@ def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[
     assert find_model(str(path.parent)) == folder and times == {p: p.stat().st_mtime_ns for p in folder.iterdir()}
 
 
-def test_phi_2_with_q_k_and_v_under_one_another(written: Any, tmp_path: Path) -> None:
+def test_phi_2_with_q_k_and_v_in_one_tensor_is_the_same_model(written: Any, tmp_path: Path) -> None:
     """Its first converters wrote them so; llama.cpp reads both forms."""
     _, path = written("PhiForCausalLM")
     (tmp_path / "stacked").mkdir()
@@ -222,7 +222,7 @@ def logits_of(path: Path, ids: np.ndarray | None = None) -> np.ndarray:
     return our_logits(model, random_ids() if ids is None else ids)
 
 
-def test_gate_and_up_of_experts_in_one_tensor(written: Any) -> None:
+def test_gate_and_up_of_experts_in_one_tensor_are_the_same_model(written: Any) -> None:
     """Newer converters write them so."""
     _, path = written("Qwen3_5MoeForCausalLM")
     arrays = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
@@ -232,7 +232,7 @@ def test_gate_and_up_of_experts_in_one_tensor(written: Any) -> None:
     np.testing.assert_array_equal(logits_of(with_tensors(path, arrays)), logits_of(path))
 
 
-def test_latent_attention_in_older_and_newer_files(written: Any, tmp_path: Path, caplog: Any) -> None:
+def test_latent_attention_is_read_from_older_and_newer_files(written: Any, tmp_path: Path, caplog: Any) -> None:
     """Older files have kv_b_proj unchanged. Merging one writes a newer file, which llama.cpp reads."""
     sizes = {"qk_nope_head_dim": 32, "kv_lora_rank": 32, "v_head_dim": 20}
     sizes |= {"n_routed_experts": 2, "n_group": 1, "topk_group": 1}  # of which all are chosen, whatever is rounded
@@ -270,7 +270,7 @@ def test_latent_attention_in_older_and_newer_files(written: Any, tmp_path: Path,
     assert np.abs(their_log_probabilities(merged, ids, None) - found).max() < 0.4
 
 
-def test_a_file_with_layers_that_predict_several_tokens_at_once(written: Any, tmp_path: Path) -> None:
+def test_layers_that_predict_several_tokens_at_once_are_left_out(written: Any, tmp_path: Path) -> None:
     """These layers are left out, also of a merged file."""
     _, path = written("Qwen3_5ForCausalLM")
     arrays = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
@@ -286,7 +286,7 @@ def test_a_file_with_layers_that_predict_several_tokens_at_once(written: Any, tm
     assert load_model_config(find_model(str(tmp_path / "merged/model.gguf"))) == config
 
 
-def test_nemotron_3_with_a_layer_that_predicts_several_tokens_at_once(written: Any) -> None:
+def test_a_layer_of_nemotron_3_that_predicts_several_tokens_is_left_out(written: Any) -> None:
     _, path = written("NemotronHForCausalLM")
     arrays = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
     arrays |= dict.fromkeys(("blk.4.attn_norm.weight", "blk.4.nextn.enorm.weight"), np.ones(64, np.float32))
@@ -437,7 +437,9 @@ def test_words_are_cut_as_gpt_4o_cuts_them(
 
 
 @pytest.mark.parametrize(("name", "blanks"), [("Phi-3-mini", 0), ("Phi 4 mini", 2)])
-def test_blanks_behind_a_turn_of_phi_3(name: str, blanks: int, written: Any, learn: Any, monkeypatch: Any) -> None:
+def test_special_tokens_of_phi_3_include_the_blanks_behind(
+    name: str, blanks: int, written: Any, learn: Any, monkeypatch: Any
+) -> None:
     """Its special tokens include them. No file says so: llama.cpp knows it by the model's name."""
     special = ("<|end|>", "</s>", "<unk>", "<s>", "<|endoftext|>")
     learn(pre_tokenizers.ByteLevel(add_prefix_space=False), [WORDS], special)
@@ -531,7 +533,7 @@ def test_a_split_file_is_one_model(written: Any, tmp_path: Path, empty_first: bo
         np.testing.assert_array_equal(logits, wanted)
 
 
-def test_parts_that_do_not_belong_together(written: Any, tmp_path: Path) -> None:
+def test_parts_that_do_not_belong_together_are_refused(written: Any, tmp_path: Path) -> None:
     _, path = written()
     parts = split_by_gguf(path, tmp_path / "parts", 7)
     others = split_by_gguf(path, tmp_path / "others", 6)
@@ -560,7 +562,7 @@ def test_parts_that_do_not_belong_together(written: Any, tmp_path: Path) -> None
         find_model(str(tmp_path / "others"))
 
 
-def test_a_tensor_in_two_parts(written: Any, tmp_path: Path) -> None:
+def test_a_tensor_in_two_parts_is_refused(written: Any, tmp_path: Path) -> None:
     _, path = written()
     parts = split_by_gguf(path, tmp_path / "parts", 7)
     names = [[tensor.name.encode() for tensor in gguf.GGUFReader(part).tensors] for part in parts[:2]]
@@ -725,7 +727,7 @@ def test_pieces_are_written_as_llama_cpp_joins_them(prefix: bool, kind: str, tmp
     assert compared > 13 and again.decode(again.encode("the early bird, 日本")) == "the early bird, 日本"
 
 
-def test_which_pieces_have_scores(tmp_path: Path) -> None:
+def test_pieces_have_scores_if_all_their_merges_are_there(tmp_path: Path) -> None:
     """Pieces have scores if all ways to make them are merges, one after another."""
     model, _ = with_pieces(tmp_path, False)
     raw = json.loads((model / "tokenizer.json").read_text())
@@ -812,7 +814,7 @@ def test_gemma_3_may_have_no_window(kind: str, value: int | None, written: Any, 
         assert not any(load_model_config(find_model(str(other))).windows)
 
 
-def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
+def test_keys_that_make_no_model_are_refused(written: Any, tmp_path: Path) -> None:
     _, path = written()
 
     def refused(message: str, key: str, value: Any = None) -> None:

@@ -147,7 +147,9 @@ def test_the_folder_must_be_new_and_the_disk_large_enough(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "model"]
 
 
-def test_a_model_that_cannot_be_compared_is_there(adapted: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_a_merged_model_stays_if_the_comparison_fails(
+    adapted: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     _, adapter = adapted()
 
     def fail(*_: Any) -> None:
@@ -159,7 +161,7 @@ def test_a_model_that_cannot_be_compared_is_there(adapted: Any, tmp_path: Path, 
     assert (tmp_path / "merged/model.safetensors").exists()
 
 
-def test_logits_that_are_not_finite(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+def test_logits_that_are_not_finite_are_told_behind_the_merge(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     folder, adapter = adapted()
     arrays = random_adapter(LORA, linear_modules(load_model_config(folder)))
     save_adapter(adapter, LORA, {n: v * np.float32(1e15) for n, v in arrays.items()}, str(folder))
@@ -168,7 +170,7 @@ def test_logits_that_are_not_finite(adapted: Any, tmp_path: Path, capsys: Any) -
     assert "merged is written, but the logits of base and adapter are not finite" in capsys.readouterr().err
 
 
-def test_a_sum_that_is_not_finite(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_sum_that_is_not_finite_is_not_written(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     folder, adapter = adapted()
     arrays = random_adapter(LORA, linear_modules(load_model_config(folder)))
     save_adapter(adapter, LORA, {n: v * np.float32(1e30) for n, v in arrays.items()}, str(folder))

@@ -150,7 +150,9 @@ def test_every_type_has_about_the_error_of_its_rounding(kind: str, adapted: Any,
 
 
 @pytest.mark.parametrize(("architecture", "width"), [("Qwen3_5", 16), ("Qwen3_5", 32), ("Qwen3Next", 16)])
-def test_heads_of_values_in_another_order(architecture: str, width: int, adapted: Any, tmp_path: Path) -> None:
+def test_heads_of_values_in_another_order_are_written_for_llama_cpp(
+    architecture: str, width: int, adapted: Any, tmp_path: Path
+) -> None:
     """A block of few bits is of one head of 32 numbers, and goes across heads of 16: these columns are decoded."""
     widths = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), width)
     adapter, out = adapted(f"{architecture}ForCausalLM", **widths), tmp_path / "out"
@@ -259,7 +261,7 @@ def test_what_is_written_can_be_loaded(
         assert "which cannot be written into GGUF here" in capsys.readouterr().err
 
 
-def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     adapter = adapted()
 
     def refused(message: str, *words: str) -> None:
@@ -369,14 +371,14 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
         ),
     ],
 )
-def test_what_llama_cpp_has_otherwise(architecture: str, changes: dict[str, Any], what: str) -> None:
+def test_what_llama_cpp_has_otherwise_is_told(architecture: str, changes: dict[str, Any], what: str) -> None:
     raw = tiny_config(architecture, **SIZES | EXTRA[architecture])
     assert not list(_without_place(parse_model_config(raw)))
     assert what in [said[: len(what)] for said in _without_place(parse_model_config(raw | changes))]
 
 
 @pytest.mark.parametrize("architecture", ["FalconH1", "NemotronH"])
-def test_mamba_2_in_few_bits(architecture: str, adapted: Any, tmp_path: Path) -> None:
+def test_mamba_2_in_few_bits_computes_the_same_in_llama_cpp(architecture: str, adapted: Any, tmp_path: Path) -> None:
     adapter, out = adapted(f"{architecture}ForCausalLM"), tmp_path / "out"
     assert merge(adapter, out, "--quantize", "q8_0") == 0
     found, ids = theirs(out)

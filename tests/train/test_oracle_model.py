@@ -612,7 +612,7 @@ def make_inputs(device: Device, ids: np.ndarray, targets: np.ndarray, doc_start:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_loss_and_every_gradient(case: str, make_checkpoint: Any, device: Device) -> None:
+def test_logits_loss_and_every_gradient_equal_transformers(case: str, make_checkpoint: Any, device: Device) -> None:
     options = dict(CASES[case])
     if "rope_parameters" in options:  # transformers 5 writes this instead of rope_theta
         options["rope_theta"] = None
@@ -698,7 +698,9 @@ def test_what_only_a_layers_output_needs_is_not_computed_again(
     assert sum(left_out) == last * model.config.num_hidden_layers
 
 
-def test_a_parallel_block_in_chunks_of_its_rows(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parallel_block_in_chunks_of_its_rows_has_the_same_gradients(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The MLP's chunks norm their rows themselves, and leave to attention what both halves read."""
     folder, device = make_checkpoint("PhiForCausalLM"), ReferenceDevice()
     spent, in_row_chunks = [], model_file.in_row_chunks

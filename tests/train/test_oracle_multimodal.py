@@ -72,7 +72,7 @@ def near(ours: np.ndarray, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("version", PREFIXES)
-def test_logits(version: int, tmp_path: Path) -> None:
+def test_logits_of_the_text_part_equal_transformers(version: int, tmp_path: Path) -> None:
     folder = write_multimodal(tmp_path / "model", version)
     config = load_model_config(folder)
     assert (config.architecture, config.text_of, config.windows) == ("Gemma3ForCausalLM", WHOLE, (7, 7, 0))
@@ -266,7 +266,7 @@ def write_other(folder: Path, case: str) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
+def test_text_parts_of_other_models_take_and_give_peft_adapters(case: str, tmp_path: Path) -> None:
     """Compare logits, an adapter that PEFT made, and one that it loads."""
     folder, inside = write_other(tmp_path / "model", case)
     config = load_model_config(folder)
@@ -297,7 +297,7 @@ def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
     assert beside and not any(".layers.0.self_attn.q_proj.w" in name and "language" in name for name in beside)
 
 
-def test_the_text_of_llama_4_within_the_whole(tmp_path: Path) -> None:
+def test_the_text_of_llama_4_is_the_same_within_the_whole(tmp_path: Path) -> None:
     """Its names are those of published files. Alone, PEFT names it like any LLaMA."""
     text = tiny_config("Llama4ForCausalLM")
     weights = random_weights(text)
@@ -361,7 +361,7 @@ def test_a_run_and_its_adapter_merged(text_data: Path, tmp_path: Path, capsys: A
     assert main(f"export --adapter {out} --gguf-lora {tmp_path}/a.gguf".split()) == 0
 
 
-def test_embedding_and_head_trained_whole(text_data: Path, tmp_path: Path) -> None:
+def test_embedding_and_head_trained_whole_are_read_by_peft(text_data: Path, tmp_path: Path) -> None:
     folder, out, merged = write_multimodal(tmp_path / "model"), tmp_path / "out", tmp_path / "merged"
     words = (
         f"--model {folder} --data {text_data} --out {out} --device cpu "
@@ -375,7 +375,7 @@ def test_embedding_and_head_trained_whole(text_data: Path, tmp_path: Path) -> No
     assert distance(their_logits(their_base(merged), random_ids()), logits(folder, out)) < 1e-5
 
 
-def test_an_adapter_that_peft_made(tmp_path: Path) -> None:
+def test_an_adapter_that_peft_made_is_read_unless_it_adapts_images(tmp_path: Path) -> None:
     folder = write_multimodal(tmp_path / "model", 5)
     torch.manual_seed(0)
     layers = r"model\.language_model\.layers\.\d+\.(self_attn\.(k|o)_proj|mlp\.up_proj)"

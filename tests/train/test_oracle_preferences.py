@@ -147,7 +147,7 @@ def pairs() -> list[dict[str, Any]]:
     ]
 
 
-def test_dpo(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+def test_dpo_has_the_losses_of_trl(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """With label smoothing, which is the robust loss and has the plain one in it."""
     folder, records = make_checkpoint(num_hidden_layers=1), pairs()
     data = write_lines(tmp_path / "data.jsonl", records)
@@ -163,7 +163,7 @@ def add_settings(folder: Path, **settings: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
-def test_orpo(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+def test_orpo_has_the_losses_of_trl(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """Whose step is one micro-batch: of several, TRL takes the mean of their means of tokens. TRL adds a bos, whatever
     the tokenizer does."""
     folder = make_checkpoint(num_hidden_layers=1)
@@ -177,7 +177,7 @@ def test_orpo(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bos", [None, "<|end|>"])
-def test_simpo(make_checkpoint: Any, cpu: Device, tmp_path: Path, bos: str | None) -> None:
+def test_simpo_has_the_losses_of_trl(make_checkpoint: Any, cpu: Device, tmp_path: Path, bos: str | None) -> None:
     """TRL has it as a loss of CPO without its cross-entropy, of texts with bos and eos."""
     folder = make_checkpoint(num_hidden_layers=1)
     if bos:
@@ -192,7 +192,7 @@ def test_simpo(make_checkpoint: Any, cpu: Device, tmp_path: Path, bos: str | Non
     compare(found, trainer, ["loss", *PAIR_METRICS])
 
 
-def test_kto(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+def test_kto_has_the_losses_of_trl(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """On conversations: a completion is cut behind the prompt that it stands behind, its own or another one's."""
     folder = make_checkpoint(num_hidden_layers=1)
     add_settings(folder, chat_template=TEMPLATE)
@@ -213,7 +213,9 @@ def test_kto(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bos", [None, "<|end|>"])
-def test_orpo_on_conversations(make_checkpoint: Any, cpu: Device, tmp_path: Path, bos: str | None) -> None:
+def test_orpo_on_conversations_has_the_losses_of_trl(
+    make_checkpoint: Any, cpu: Device, tmp_path: Path, bos: str | None
+) -> None:
     """TRL adds an eos to what the template ends otherwise, and a bos to what it begins otherwise."""
     folder = make_checkpoint(num_hidden_layers=1)
     add_settings(folder, chat_template=TEMPLATE, bos_token=bos)

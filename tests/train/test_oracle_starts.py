@@ -58,7 +58,7 @@ def their_adapter(folder: Path, device: Device, built: TrainableModel, out: Path
     return peft.PeftModel.from_pretrained(base, out, is_trainable=True)
 
 
-def test_lora_plus_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+def test_lora_plus_trains_as_in_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """Losses, and at the end every matrix, of AdamW with two rates."""
     from peft.optimizers import create_loraplus_optimizer
 
@@ -120,7 +120,7 @@ def test_pissa_starts_and_learns_as_pefts(rslora: bool, make_checkpoint: Any, cp
     assert distance(our_logits(built.model, random_ids()), their_logits(converted, random_ids())) < 1e-2
 
 
-def test_pissa_over_nf4_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+def test_pissa_over_nf4_trains_as_in_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """What is frozen is the residual in NF4: with the start on it nearer to the weights than those in NF4 are."""
     folder = make_checkpoint("LlamaForCausalLM", hidden_size=64, head_dim=16)
     config, built = build(folder, cpu, learning_rate=3e-3, init_lora_weights="pissa", lora_r=16, lora_alpha=16.0)
@@ -157,7 +157,7 @@ def test_pissa_over_nf4_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path:
         ("LlamaForCausalLM", True, ("embed_tokens", "lm_head")),
     ],
 )
-def test_whole_modules_beside_peft(
+def test_whole_modules_train_as_in_peft(
     architecture: str, tied: bool, whole: tuple[str, ...], make_checkpoint: Any, cpu: Device, tmp_path: Path
 ) -> None:
     """Of a model that ties the two, either becomes one of its own, and what is not trained stays as it was."""
@@ -225,7 +225,7 @@ def test_dora_learns_as_pefts(architecture: str, make_checkpoint: Any, cpu: Devi
     assert distance(their_logits(their_base(out), random_ids()), their_logits(wanted, random_ids())) < 1e-5
 
 
-def test_dora_over_nf4_on_a_card_beside_peft(make_checkpoint: Any, wgpu_device: Device, tmp_path: Path) -> None:
+def test_dora_over_nf4_on_a_gpu_trains_as_in_peft(make_checkpoint: Any, wgpu_device: Device, tmp_path: Path) -> None:
     """Recorded and replayed, recomputed, on NF4 of which others would be stacked, in float16 where there is that."""
     compute = "float16" if wgpu_device.float16 else "float32"
     folder = make_checkpoint("LlamaForCausalLM", hidden_size=64, head_dim=16)

@@ -77,7 +77,7 @@ def once(ids: list[int], ours: Any) -> list[int]:
     "options", [{}, {"bos_in_json": True}, {"add_bos_token": True}, {"bos_in_json": True, "add_bos_token": False}]
 )
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_same_ids(make_tokenizer, options: dict, text: str) -> None:
+def test_ids_and_texts_are_those_of_transformers(make_tokenizer, options: dict, text: str) -> None:
     ours, theirs = both(make_tokenizer, **options)
     for special in (True, False):
         expected = theirs(text, add_special_tokens=special)["input_ids"]
@@ -93,7 +93,7 @@ def test_the_same_ids(make_tokenizer, options: dict, text: str) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("turns", [TURNS, TURNS[1:], TURNS[:2]], ids=len)
 @pytest.mark.parametrize("prompt", [False, True])
-def test_the_same_conversation(make_tokenizer, name: str, turns: list[dict], prompt: bool) -> None:
+def test_conversations_render_as_in_transformers(make_tokenizer, name: str, turns: list[dict], prompt: bool) -> None:
     ours, theirs = both(make_tokenizer, bos_in_json=True, chat_template=TEMPLATES[name])
     text = theirs.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
     assert ours.chat_template.render(turns, add_generation_prompt=prompt) == text
@@ -101,7 +101,7 @@ def test_the_same_conversation(make_tokenizer, name: str, turns: list[dict], pro
     assert ours.encode_chat(turns, prompt) == ids
 
 
-def test_the_same_mask_from_generation_blocks(make_tokenizer, write_lines) -> None:
+def test_generation_blocks_give_the_mask_of_transformers(make_tokenizer, write_lines) -> None:
     ours, theirs = both(make_tokenizer, chat_template=TEMPLATES["inst"])
     expected = theirs.apply_chat_template(TURNS, return_dict=True, return_assistant_tokens_mask=True)
     config = RunOptions(data=write_lines({"messages": TURNS}), eval_fraction=0)
@@ -112,7 +112,7 @@ def test_the_same_mask_from_generation_blocks(make_tokenizer, write_lines) -> No
 
 
 @pytest.mark.parametrize("name", ["chatml", "headers"])
-def test_the_same_mask_from_prefixes(make_tokenizer, write_lines, name: str) -> None:
+def test_prefixes_give_the_mask_of_generation_blocks(make_tokenizer, write_lines, name: str) -> None:
     """What comes from rendering prefixes is what generation blocks in the same template would have said."""
     blocks = {
         "chatml": (
@@ -137,7 +137,7 @@ def test_the_same_mask_from_prefixes(make_tokenizer, write_lines, name: str) -> 
     assert document.loss_mask.astype(int).tolist() == expected["assistant_masks"]
 
 
-def test_the_same_labels(make_tokenizer, write_lines) -> None:
+def test_labels_are_those_that_transformers_shifts(make_tokenizer, write_lines) -> None:
     """transformers takes labels that are not shifted and shifts them inside the loss: ours are shifted already."""
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True))
     config = RunOptions(data=write_lines({"prompt": "A wise", "completion": " man"}), eval_fraction=0, max_length=41)

@@ -141,7 +141,9 @@ def compare(folder: Path, case: str, texts: list[str] = TEXTS) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", tokenizer_classes.CLASSES)
-def test_a_class_that_is_rebuilt(name: str, kind: str, backends: dict[str, str], tmp_path: Path) -> None:
+def test_a_rebuilt_class_encodes_as_in_transformers(
+    name: str, kind: str, backends: dict[str, str], tmp_path: Path
+) -> None:
     for number, (post, option) in enumerate(itertools.product((True, False), OPTIONS)):
         config = option | {"tokenizer_class": f"{name}Tokenizer{'Fast' if number % 2 else ''}"}
         folder = write(tmp_path / str(number), backends[kind], config, None, post)
@@ -160,7 +162,9 @@ OTHERS = ("PreTrainedTokenizer", "BloomTokenizerFast", "NoSuchTokenizer", "Token
 
 @pytest.mark.parametrize("kind", ["byte level", "metaspace"])
 @pytest.mark.parametrize("model", [None, "llama", "mistral", "qwen2", "qwen3", "smollm3"])
-def test_which_class_it_is(model: str | None, kind: str, backends: dict[str, str], tmp_path: Path) -> None:
+def test_the_class_is_the_one_that_transformers_takes(
+    model: str | None, kind: str, backends: dict[str, str], tmp_path: Path
+) -> None:
     """By model type and declared class, the latter in either file, and beside code that nobody agreed to run."""
     code: dict[str, Any] = {"auto_map": {"AutoTokenizer": [None, "mine.MyTokenizer"]}}
     texts = [TEXTS[i] for i in (1, 2, 4, 8, 12)]
@@ -192,7 +196,7 @@ def test_a_declared_class_yields_to_the_model_type(backends: dict[str, str], tmp
         compare(write(tmp_path / model, backends[kind], config, {"model_type": model}, True), model, texts)
 
 
-def test_the_class_of_every_model_type_that_is_read() -> None:
+def test_every_model_type_has_the_class_of_transformers() -> None:
     mapping = transformers.models.auto.tokenization_auto
     kinds = {kind for family in FAMILIES.values() for kind in (family.model_type, *family.other_types)}
     kinds |= {whole.model_type for whole in MULTIMODAL.values()}
@@ -212,7 +216,7 @@ def test_every_class_of_transformers_is_known() -> None:
     assert names == {*tokenizer_classes.CLASSES, *tokenizer_classes._REFUSED, "PreTrained"}
 
 
-def test_a_class_that_is_refused(backends: dict[str, str], tmp_path: Path) -> None:
+def test_a_class_that_is_not_built_is_refused(backends: dict[str, str], tmp_path: Path) -> None:
     folder = write(tmp_path / "files", backends["unigram"], {"tokenizer_class": "T5TokenizerFast"}, None)
     with pytest.raises(WgradError, match=r"files: tokenizer_class in tokenizer_config.json must be .*got 'T5Tokenizer"):
         load_tokenizer(folder)

@@ -125,7 +125,7 @@ def combinations(kind: str) -> list[tuple]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_ids_and_texts(kind: str, backends: dict[str, str], tmp_path: Path) -> None:
+def test_ids_and_texts_are_those_of_transformers(kind: str, backends: dict[str, str], tmp_path: Path) -> None:
     for number, (declared, model, post, option) in enumerate(combinations(kind)):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -149,7 +149,9 @@ def test_the_same_ids_and_texts(kind: str, backends: dict[str, str], tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["prepended always", "unigram"])
-def test_special_tokens_map_and_added_tokens_json(kind: str, backends: dict[str, str], tmp_path: Path) -> None:
+def test_special_tokens_map_and_added_tokens_are_read_as_in_transformers(
+    kind: str, backends: dict[str, str], tmp_path: Path
+) -> None:
     """The former is not read where the configuration lists added tokens."""
     vocabulary = Tokenizer.from_str(backends[kind]).get_vocab()
     mine = {"model_specific_special_tokens": {"tool_token": min(t for t in vocabulary if t.isalpha() and len(t) == 2)}}

@@ -315,7 +315,7 @@ def test_weights_are_those_of_the_formats_rules(
     )
 
 
-def test_a_part_that_is_missing_or_does_not_fit(make_checkpoint: Any) -> None:
+def test_a_part_that_is_missing_or_does_not_fit_is_named(make_checkpoint: Any) -> None:
     folder = make_checkpoint()
     pack(folder, "gptq")
     arrays = {n: np.array(e.array()) for n, e in read_entries(folder / "model.safetensors", "").items()}

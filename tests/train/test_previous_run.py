@@ -119,7 +119,7 @@ def test_a_prolonged_run_that_was_killed_goes_on_without_being_told_again(
 
 
 # ---- ignored -----------------------------------------------------------------------------------
-def test_an_option_that_a_finished_run_would_ignore(run: Runner, tmp_path: Path) -> None:
+def test_an_option_that_a_finished_run_would_ignore_is_refused(run: Runner, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(out, "--max-steps", "4") == 0
     before = bytes_of(out)
@@ -251,7 +251,9 @@ def test_a_full_model_that_is_not_finite_ends_the_run(run: Runner, tmp_path: Pat
 
 
 @pytest.mark.parametrize("compute", ["float16", "float32"])
-def test_a_run_whose_every_step_is_skipped(compute: str, make_checkpoint: Any, run: Runner, tmp_path: Path) -> None:
+def test_a_run_whose_every_step_is_skipped_fails(
+    compute: str, make_checkpoint: Any, run: Runner, tmp_path: Path
+) -> None:
     """An activation beyond float16 (or float32): no gradient is ever finite."""
     scale_last_norm(run.model, 1e5 if compute == "float16" else 1e38)
     out, steps = tmp_path / "out", str(MANY_SKIPPED + 3)

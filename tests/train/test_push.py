@@ -55,7 +55,7 @@ def push(run: Path, *words: str) -> int:
 
 
 @pytest.mark.parametrize("silent", ["POST .*/create", "GET ", "POST .*/preupload", "PUT ", "POST .*/commit"])
-def test_a_hub_that_stops_answering(
+def test_a_hub_that_stops_answering_is_an_error_in_time(
     silent: str, run: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(hub_answers, "ANSWER_SECONDS", 0.3)

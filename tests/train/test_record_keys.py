@@ -98,7 +98,7 @@ def test_a_turn_that_is_not_to_be_learned_is_read(flag: dict, form: str, tokeniz
         ({"question": "a", "choices": ["b", "c"], "answer": "b"}, "'choices' belongs to the question"),
     ],
 )
-def test_a_key_that_would_change_what_is_learned(record: dict, words: str, tokenizer: Tokenizer) -> None:
+def test_a_key_that_would_change_what_is_learned_is_refused(record: dict, words: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(WgradError, match=f"data.jsonl:1: .*{words}") as caught:
         samples(record, tokenizer)
     assert "\n" not in str(caught.value)

@@ -87,7 +87,7 @@ def test_a_tensor_that_numpy_cannot_hold_is_refused_when_it_is_read(
         entry.array()
 
 
-def test_a_file_that_is_cut_off_after_it_was_opened(tmp_path: Path) -> None:
+def test_a_file_cut_off_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
     """An error, where a mapped file would end the process."""
     save_arrays(tmp_path / "a", {"x": np.ones(100_000, np.float32)})
     entry = read_entries(tmp_path / "a", "--model")["x"]

@@ -184,7 +184,7 @@ def test_edits_of_logits_count_what_was_drawn() -> None:
     assert LogitEdits(presence=1.0).as_bias(4, [3]).tolist() == [0, 0, 0, -1]
 
 
-def test_health_and_metrics(client: Client) -> None:
+def test_health_is_ok_and_metrics_count(client: Client) -> None:
     assert client.ask("GET", "/health").json == {"status": "ok"}
 
     def value(name: str) -> float:
@@ -232,7 +232,7 @@ def test_a_request_is_a_line_of_the_log(client: Client, capfd: pytest.CaptureFix
         ({"Sec-Fetch-Site": "same-site"}, 403),
     ],
 )
-def test_host_and_origin(client: Client, headers: dict[str, str], status: int) -> None:
+def test_requests_of_other_hosts_and_pages_are_forbidden(client: Client, headers: dict[str, str], status: int) -> None:
     reply = client.ask("GET", "/v1/models", headers=headers)
     assert reply.status == status and not any(name.startswith("access-control") for name in reply.headers)
     if status == 403:
@@ -278,7 +278,7 @@ def test_a_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert client.ask("GET", "/v1/models", headers={"Host": "evil.example", **right}).status == 403
 
 
-def test_on_an_address_that_others_reach() -> None:
+def test_a_public_address_is_asked_by_number_or_allowed_name() -> None:
     """There a page comes by a name, and never by a number."""
     guard = Guard(nobody, "0.0.0.0", ["Box.local"], "key")
     for host in ("192.168.0.7:8000", "[fe80::1]:8000", "127.0.0.1", "localhost", "box.LOCAL:8000", "0.0.0.0"):
@@ -296,7 +296,7 @@ def test_on_an_address_that_others_reach() -> None:
             guard.check(Headers({"host": host, "authorization": "bearer key"}))
 
 
-def test_pages_of_other_sites_that_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allowed_origins_may_ask_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     page = {"Origin": "https://My.app", "Sec-Fetch-Site": "cross-site"}
     monkeypatch.setenv("WGRAD_API_KEY", "key")
     with serving(batch_size=1, allow_origin=("https://my.app",), start=False) as client:
@@ -436,7 +436,7 @@ def test_wrong_paths_types_and_sizes_are_refused(client: Client) -> None:
     assert client.complete("x", max_tokens=1, user="me", n=1, stop=None, min_tokens=0)["choices"]  # and it goes on
 
 
-def test_a_request_that_does_not_come(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_come_in_time_is_status_408(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "BODY_SECONDS", 0.05)
     connection = client.connect()
     connection.putrequest("POST", "/v1/completions")

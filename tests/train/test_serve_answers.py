@@ -58,7 +58,7 @@ def test_a_conversation_is_what_its_template_makes_of_it(client: Client) -> None
     assert whole["usage"]["completion_tokens"] == 24 or whole["choices"][0]["finish_reason"] == "stop"
 
 
-def test_log_probabilities_of_a_conversation(client: Client) -> None:
+def test_log_probabilities_of_a_conversation_are_those_of_a_completion(client: Client) -> None:
     choice = chat(client, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2).json["choices"][0]
     told = client.complete(RENDERED, max_tokens=4, temperature=0, logprobs=2)["choices"][0]["logprobs"]
     content = choice["logprobs"]["content"]
@@ -108,7 +108,7 @@ def test_a_stream_is_the_answer_in_pieces(client: Client) -> None:
     assert {chunk["id"] for chunk in [*chunks, last]} == {last["id"]} != {whole["id"]}
 
 
-def test_a_stream_of_a_conversation(client: Client) -> None:
+def test_a_streamed_conversation_is_the_whole_one(client: Client) -> None:
     whole = chat(client, max_tokens=12, temperature=0).json["choices"][0]["message"]["content"]
     first, *others = (chunk["choices"][0] for chunk in chat(client, max_tokens=12, temperature=0, stream=True).events)
     assert first["delta"] == {"role": "assistant", "content": ""}
@@ -159,7 +159,7 @@ def test_stops_across_pieces(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_stops_that_are_special_tokens(size: int) -> None:
+def test_special_tokens_can_be_stops_and_are_none_of_the_answer(size: int) -> None:
     """Their text is none of the answer's, but a stop may be one, or reach into one."""
     for stops, wanted in ((["<end>"], "one."), ([".<en"], "one"), (["d>two"], "one."), (["<e>"], "one.two")):
         stop, given = StopText(stops), ""

@@ -69,7 +69,7 @@ def test_requests_as_clients_send_them(client: Client, name: str) -> None:
 
 # ---- the client of OpenAI ------------------------------------------------------------------------
 @pytest.mark.oracle
-def test_completions_and_conversations_by_the_client_of_openai(client: Client) -> None:
+def test_the_client_of_openai_reads_completions_and_conversations(client: Client) -> None:
     openai = pytest.importorskip("openai")
     api = openai.OpenAI(base_url=client.url, api_key="none", max_retries=0)
     assert [model.id for model in api.models.list()] == ["talker"] and api.models.retrieve("talker").id == "talker"
@@ -93,7 +93,7 @@ def test_completions_and_conversations_by_the_client_of_openai(client: Client) -
 
 
 @pytest.mark.oracle
-def test_tools_formats_and_embeddings_by_the_client_of_openai(client: Client) -> None:
+def test_the_client_of_openai_reads_tools_formats_and_embeddings(client: Client) -> None:
     openai = pytest.importorskip("openai")
     api = openai.OpenAI(base_url=client.url, api_key="none", max_retries=0)
     options: dict[str, Any] = {"model": "talker", "messages": TURNS, "temperature": 0, "max_tokens": 180}
@@ -114,7 +114,7 @@ def test_tools_formats_and_embeddings_by_the_client_of_openai(client: Client) ->
 
 
 @pytest.mark.oracle
-def test_responses_by_the_client_of_openai(client: Client) -> None:
+def test_the_client_of_openai_reads_responses(client: Client) -> None:
     openai = pytest.importorskip("openai")
     api = openai.OpenAI(base_url=client.url, api_key="none", max_retries=0)
     options: dict[str, Any] = {"model": "talker", "input": "Hear", "temperature": 0, "max_output_tokens": 8}
@@ -136,7 +136,7 @@ def test_responses_by_the_client_of_openai(client: Client) -> None:
 
 
 @pytest.mark.oracle
-def test_a_wrong_key_in_the_client_of_openai() -> None:
+def test_the_client_of_openai_reports_a_wrong_key() -> None:
     openai = pytest.importorskip("openai")
     with serving(api_key="right", start=False) as found:
         options: Any = {"base_url": found.url, "max_retries": 0}
@@ -161,7 +161,7 @@ TASKS = {
 
 @pytest.mark.all
 @needs("lm_eval")
-def test_lm_eval(tmp_path: Path) -> None:
+def test_lm_eval_scores_and_generates_by_both_endpoints(tmp_path: Path) -> None:
     """Log-likelihoods and texts, by both kinds of endpoints."""
     row = {"q": "Hear, my", "choices": [" son", " cat"], "gold": 0, "target": " son"}
     (tmp_path / "data.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
@@ -187,7 +187,7 @@ def test_lm_eval(tmp_path: Path) -> None:
 
 @pytest.mark.all
 @needs("langchain_openai")
-def test_langchain(client: Client) -> None:
+def test_langchain_answers_streams_and_calls_tools(client: Client) -> None:
     langchain: Any = importlib.import_module("langchain_openai")
     options: dict[str, Any] = {"model": "talker", "base_url": client.url, "api_key": "x", "max_retries": 0}
     schema = {"title": "Person", **SCHEMA}

@@ -77,7 +77,7 @@ def test_answers_keep_to_a_schema_and_those_beside_them_are_as_alone(client: Cli
     assert said.startswith("{")
 
 
-def test_expressions_and_grammars(client: Client, tokenizer: Tokenizer) -> None:
+def test_text_follows_expressions_and_grammars(client: Client, tokenizer: Tokenizer) -> None:
     for given, wanted in (
         ({"type": "regex", "pattern": "(ab|ba){3}"}, {"ab", "ba"}),
         ({"type": "grammar", "grammar": 'root ::= "ab" "ab" "ab"'}, {"ab"}),
@@ -110,7 +110,7 @@ def test_expressions_and_grammars(client: Client, tokenizer: Tokenizer) -> None:
         ({"type": "grammar", "grammar": "root := (("}, "Failed to convert the grammar"),
     ],
 )
-def test_a_format_that_is_wrong(client: Client, given: Any, message: str) -> None:
+def test_a_wrong_format_is_refused(client: Client, given: Any, message: str) -> None:
     reply = chat(client, response_format=given)
     assert (reply.status, reply.error["param"]) == (400, "response_format") and message in reply.error["message"]
 
@@ -261,7 +261,7 @@ def test_a_response_is_the_answer_of_a_conversation(client: Client, tokenizer: T
     }
 
 
-def test_events_of_a_response(client: Client, tokenizer: Tokenizer) -> None:
+def test_events_of_a_response_add_up_to_the_whole(client: Client, tokenizer: Tokenizer) -> None:
     ask = {"model": "talker", "input": [{"role": "user", "content": "Hear"}], "max_output_tokens": 6, "temperature": 0}
     reply = client.post("responses", {**ask, "stream": True})
     lines = [part.split("\n") for part in reply.body.decode().split("\n\n")[:-1]]
@@ -358,6 +358,6 @@ def test_how_long_to_think_is_told_to_the_template() -> None:
         ({"max_output_tokens": 200}, "max_output_tokens", "max_output_tokens must be at most 199 here"),
     ],
 )
-def test_a_response_that_cannot_be_had(client: Client, value: Any, param: str, message: str) -> None:
+def test_a_response_that_cannot_be_had_is_refused(client: Client, value: Any, param: str, message: str) -> None:
     reply = client.post("responses", {"model": "talker", "input": "x", **value})
     assert (reply.status, reply.error["param"]) == (400, param) and message in reply.error["message"]

@@ -104,7 +104,7 @@ def test_without_a_prompt_nothing_is_written(client: Client) -> None:
         assert ask(client, path, **value)["done_reason"] == "load"
 
 
-def test_formats_and_tools(client: Client) -> None:
+def test_formats_and_tools_are_taken_as_ollama_takes_them(client: Client) -> None:
     found = ask(client, "chat", messages=TURNS, format=SCHEMA, options={"num_predict": 60})
     assert 0 <= json.loads(found["message"]["content"])["age"] <= 99
     assert ask(client, "generate", prompt="x", format="json", options={"num_predict": 9})["response"].startswith("{")
@@ -196,7 +196,7 @@ def test_json_need_not_be_called_json_but_other_sites_may_not_ask(client: Client
 
 
 @pytest.mark.oracle
-def test_the_client_of_ollama(client: Client) -> None:
+def test_the_client_of_ollama_reads_every_answer(client: Client) -> None:
     if importlib.util.find_spec("ollama") is None:
         pytest.skip("the package ollama is not installed")
     ollama: Any = importlib.import_module("ollama")

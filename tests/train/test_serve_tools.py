@@ -113,7 +113,7 @@ TEMPLATE = (
 TOOL = {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}
 
 
-def test_tools_of_a_request(tmp_path: Path) -> None:
+def test_tools_of_a_request_are_in_the_prompt_or_refused(tmp_path: Path) -> None:
     folder = make_talker(tmp_path / "talker")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     ask: dict[str, Any] = {"model": "talker", "messages": [{"role": "user", "content": "Now?"}], "max_tokens": 4}

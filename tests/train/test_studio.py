@@ -117,7 +117,7 @@ def test_what_is_wrong_is_said_of_its_option(client: Client) -> None:
 
 
 # ---- model, data, estimate -------------------------------------------------------------------------
-def test_what_a_model_is(client: Client, tmp_path: Path) -> None:
+def test_a_model_is_described_or_refused(client: Client, tmp_path: Path) -> None:
     found = client.do("model", model=BASE)
     assert (found["architecture"], found["layers"], found["positions"]) == ("LlamaForCausalLM", 4, 512)
     assert found["parameters"] == 918_656 and found["chat_template"] is False
@@ -228,7 +228,9 @@ def test_other_machines_need_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert "must be the folder of the runs; got a file" in capsys.readouterr().err
 
 
-def test_without_the_web_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_web_server_studio_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delitem(sys.modules, "wgrad.train.commands.studio")
     for name in [name for name in sys.modules if name.split(".")[0] == "starlette"]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -303,7 +305,7 @@ def test_a_run_that_fails_says_why(client: Client, tmp_path: Path, monkeypatch: 
         assert message in client.refused("start", options=options)
 
 
-def test_the_holder_of_a_folder(tmp_path: Path) -> None:
+def test_a_folder_is_held_while_its_process_lives(tmp_path: Path) -> None:
     """A lock whose process has ended holds nothing, even if another process has its number now."""
     assert holder_of(tmp_path) is None
     with OutFolder(tmp_path):
@@ -316,7 +318,7 @@ def test_the_holder_of_a_folder(tmp_path: Path) -> None:
         assert again.left_by and holder_of(tmp_path) == os.getpid()
 
 
-def test_a_run_whose_name_is_not_utf_8(client: Client, tmp_path: Path) -> None:
+def test_a_run_whose_name_is_not_utf_8_is_listed(client: Client, tmp_path: Path) -> None:
     """Its files have such names, too, and the studio lists it like others."""
     name = os.fsdecode(os.fsencode(str(tmp_path / "out")) + b"/run\xff")
     os.makedirs(name)
@@ -329,7 +331,7 @@ def test_a_run_whose_name_is_not_utf_8(client: Client, tmp_path: Path) -> None:
     assert "\ufffd" in state["logs"][name]["text"]
 
 
-def test_a_run_that_is_ended_before_it_answers(
+def test_a_run_ended_before_it_answers_is_stopped_not_failed(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
 ) -> None:
     """It is stopped, not failed. However its folder is named, it is in the list once."""

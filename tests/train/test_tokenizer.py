@@ -109,7 +109,7 @@ def test_only_a_text_with_a_token_that_the_model_lacks_is_refused(make_tokenizer
 
 # ---- ids ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("bos", [False, True])
-def test_bos_where_the_tokenizer_puts_it(make_tokenizer, bos: bool) -> None:
+def test_bos_is_where_the_tokenizer_puts_it(make_tokenizer, bos: bool) -> None:
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=bos))
     plain = tokenizer.encode("A wise man", add_special_tokens=False)
     assert tokenizer.encode("A wise man") == [0] * bos + plain
@@ -293,7 +293,7 @@ def test_a_post_processor_with_known_ids_is_taken(make_tokenizer) -> None:
     assert load_tokenizer(folder).encode("")[0] in (0, 1)
 
 
-def test_an_added_token_with_an_id_that_is_not_its_own(make_tokenizer) -> None:
+def test_an_added_token_with_an_id_that_is_not_its_own_is_refused(make_tokenizer) -> None:
     token = {"id": 90_000, "content": "<new>", "single_word": False, "lstrip": False, "rstrip": False}
     folder = change(make_tokenizer(), added_tokens=[token | {"normalized": False, "special": True}])
     with pytest.raises(WgradError, match="added_tokens names the id 90000, which none of|can be read"):
@@ -396,7 +396,7 @@ def test_added_tokens_of_the_configuration_are_bounded_too(make_tokenizer) -> No
     ],
     ids=["endless", "backtracking", "panic", "8 GiB", "decoder"],
 )
-def test_a_tokenizer_that_fails_in_the_limited_process(
+def test_a_tokenizer_that_fails_in_the_limited_process_is_one_line(
     make_tokenizer, parts: dict, words: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     process = TemplateProcess(1.0)
@@ -439,7 +439,7 @@ def test_only_what_has_no_known_cost_is_tried_out(make_tokenizer, monkeypatch: p
     assert tried == [str(folder / "tokenizer.json")]  # once only
 
 
-def test_encoding_that_does_not_end(make_tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoding_that_does_not_end_is_an_error(make_tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     end = threading.Event()
 
     class Backend:

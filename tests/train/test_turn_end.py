@@ -77,7 +77,9 @@ def make_adapter(folder: Path, model: Path, tokenizer: bool = False, template: s
         (None, None),
     ],
 )
-def test_the_token_that_follows_what_the_assistant_says(tmp_path: Path, template: str | None, end: str | None) -> None:
+def test_the_token_behind_the_assistants_text_ends_a_turn(
+    tmp_path: Path, template: str | None, end: str | None
+) -> None:
     folder = make_model(tmp_path / "model")
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
@@ -201,7 +203,7 @@ def test_the_same_tokenizer_is_no_news(tmp_path: Path) -> None:
     assert open_tokenizer(folder, adapter, 300)[1] == ""
 
 
-def test_an_adapters_own_tokens(tmp_path: Path) -> None:
+def test_an_adapters_own_tokens_are_used(tmp_path: Path) -> None:
     """One that the model has no row for is refused where it is used."""
     folder = make_model(tmp_path / "model")
     (folder / "chat_template.jinja").write_text(OTHER)

@@ -237,7 +237,7 @@ def test_folders_without_a_run_are_explained(folder: Path, capsys: pytest.Captur
 
 
 # ---- files ---------------------------------------------------------------------------------------
-def test_a_file_that_grows_in_any_pieces(folder: Path) -> None:
+def test_a_file_that_grows_in_any_pieces_is_read_line_by_line(folder: Path) -> None:
     whole = b"".join(json.dumps(record(step)).encode() + b"\n" for step in range(1, 9))
     tail, path = Tail(folder / "metrics.jsonl", as_metrics), folder / "metrics.jsonl"
     assert not tail.read() and tail.news(0, 0)["records"] == []

@@ -249,7 +249,7 @@ def test_a_broken_index_is_refused(make_checkpoint: Any) -> None:
     "name",
     ["/etc/passwd", "../other/model.safetensors", "a/../../b", "C:\\x", "\\\\server\\x", "..", "/", "a\\..\\..\\b"],
 )
-def test_an_index_that_leaves_its_folder(name: str, make_checkpoint: Any) -> None:
+def test_an_index_that_leaves_its_folder_is_refused(name: str, make_checkpoint: Any) -> None:
     folder = make_checkpoint(shards=2)
     raw = json.loads((folder / INDEX_FILE).read_text())
     raw["weight_map"]["model.norm.weight"] = name
@@ -488,7 +488,7 @@ def test_layers_that_predict_several_tokens_at_once_are_left_out(make_checkpoint
             open_files(folder, load_model_config(folder))
 
 
-def test_a_tensor_by_two_names(make_checkpoint: Any) -> None:
+def test_a_tensor_by_two_names_is_refused(make_checkpoint: Any) -> None:
     folder = make_checkpoint()
     add(folder, {"language_model.model.norm.weight": np.ones(48, np.float32)})
     with pytest.raises(WgradError, match=r"has model.norm.weight twice, as .* in model.safetensors and as "):

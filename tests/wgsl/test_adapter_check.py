@@ -128,7 +128,7 @@ def test_an_adapter_that_does_not_open_is_left_out_alone(drivers: Path, monkeypa
     assert verdict.crashes == (adapter_check.Crash("b", "crashed (SIGSEGV) while it was opened", 1),)
 
 
-def test_a_driver_that_hangs_and_one_that_crashes_on_opening(drivers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_or_crashes_on_opening_is_told(drivers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKEN", "hang")
     monkeypatch.setattr(adapter_check, "SILENCE", 3.0)
     begun = time.monotonic()

@@ -74,7 +74,7 @@ def test_what_lies_beyond_the_last_token_of_a_cache_is_not_read(matrix_device: A
 @pytest.mark.parametrize(
     "case", [c for c in few_cases() if "packed" in c.name or "rising" in c.name], ids=lambda c: c.name
 )
-def test_rows_that_pass_to_their_registers_in_parts(
+def test_rows_passed_to_registers_in_parts_are_within_the_limits(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     """Tiles of many rows, of which no more columns go into the place of two tiles of keys than these take."""

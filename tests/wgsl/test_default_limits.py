@@ -82,7 +82,7 @@ def test_float16_is_cast_from_its_bits(size: int, rng: np.random.Generator) -> N
 
 @pytest.mark.all
 @pytest.mark.parametrize("case", cases(float16=False), ids=lambda case: case.name)
-def test_an_operator_within_the_default_limits(case: Case) -> None:
+def test_operators_run_within_the_default_limits(case: Case) -> None:
     assert_case(case, least_device())
 
 

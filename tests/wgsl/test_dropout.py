@@ -10,7 +10,7 @@ from wgrad.autograd.ops.dropout import dropout_keep
 
 @pytest.mark.parametrize("size", [1, 3, 64, 1003, 50_001, 60_000])
 @pytest.mark.parametrize("p", [0.0, 0.05, 0.5, 0.999])
-def test_keep_bits_over_windows(size, p, wgpu_device, narrow, rng) -> None:
+def test_keep_bits_are_the_same_over_windows(size, p, wgpu_device, narrow, rng) -> None:
     seed = rng.integers(0, 2**32, 2).astype(np.uint32)
     wanted = dropout_keep(size, p, seed, 99)
     for device in (wgpu_device, narrow):

@@ -78,7 +78,7 @@ def test_there_are_cases_of_every_product() -> None:
 
 
 @pytest.mark.parametrize("case", PRODUCTS, ids=lambda c: c.name)
-def test_products_on_the_drivers_own_kind(case: Case, wgpu_device: Any) -> None:
+def test_products_on_the_drivers_own_kind_are_within_the_limits(case: Case, wgpu_device: Any) -> None:
     assert_case(case, wgpu_device)
 
 
@@ -90,7 +90,7 @@ def test_the_tile_of_software_drivers_is_within_the_limits(case: Case, wgpu_devi
     assert_case(case, wgpu_device)
 
 
-def test_a_product_as_a_run_has_it(wgpu_device: Any) -> None:
+def test_a_product_with_a_runs_optimization_is_within_the_limits(wgpu_device: Any) -> None:
     """In a process of its own: 16 x 16 results an invocation, and the driver's optimization, which tests leave out."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("GALLIVM_PERF", "LP_NATIVE_VECTOR_WIDTH")
@@ -115,7 +115,9 @@ def test_the_whole_tile_is_within_the_limits(case: Case, tiled: Any, monkeypatch
 
 
 @pytest.mark.parametrize("case", transposed_cases(True), ids=lambda c: c.name)
-def test_products_of_a_left_operand_that_is_transposed_first(case: Case, tiled: Any, monkeypatch: Any) -> None:
+def test_products_with_a_left_operand_transposed_first_are_within_the_limits(
+    case: Case, tiled: Any, monkeypatch: Any
+) -> None:
     if case.dtype.startswith("float16") and not tiled.float16:
         pytest.skip("the device has no float16")
     names = launched(tiled, monkeypatch)

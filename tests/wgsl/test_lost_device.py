@@ -221,7 +221,9 @@ def test_a_lost_device_is_released_once(wgpu_device: WgpuDevice, monkeypatch: py
     assert released == [3] and isinstance(device._queue.lost, DeviceLost)
 
 
-def test_a_device_lost_before_a_mapped_buffer_is_read(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_lost_before_a_mapped_buffer_is_read_is_reported(
+    wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The library then has no memory to read from."""
     device: Any = bind(WgpuDevice)()
     x = device.zeros((64,))
@@ -238,7 +240,7 @@ def test_a_device_lost_before_a_mapped_buffer_is_read(wgpu_device: WgpuDevice, m
         device.download(x)
 
 
-def test_a_buffer_that_is_mapped_after_the_program_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_mapped_after_the_program_has_ended_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost device is released with its queue, which answers for all that was under way."""
     ignored: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)

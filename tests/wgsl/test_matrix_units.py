@@ -295,7 +295,7 @@ def test_a_gpu_of_another_shape_is_not_asked(
     assert (matrix_units.FEATURE in adapters.open_device(Adapter()).features) == bool(used)
 
 
-def test_shapes_as_vulkan_tells_them() -> None:
+def test_shapes_of_tensor_cores_are_those_that_vulkan_tells() -> None:
     """The driver reports three shapes: one has float16 sums, and one is for workgroups."""
     shapes = [((16, 16, 16), (0, 0, 1, 1), 3), ((16, 8, 8), (0, 0, 0, 0), 3), ((64, 64, 16), (0, 0, 1, 1), 2)]
 

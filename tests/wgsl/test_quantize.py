@@ -33,7 +33,7 @@ def same_codes(found: NF4Array, wanted: NF4Array) -> bool:
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("shape", [(41, 123), (3, 5), (37, 264)], ids=str)
-def test_quantize_and_back(shape, dtype, block_size, wgpu_device, rng) -> None:
+def test_quantizing_and_back_equals_the_reference(shape, dtype, block_size, wgpu_device, rng) -> None:
     reference = ReferenceDevice()
     w = (0.02 * rng.standard_normal(shape)).astype(dtype)
     w.reshape(-1)[: min(block_size, w.size // 2)] = 0  # for the smaller block sizes, a block of zeros

@@ -13,7 +13,7 @@ SHAPES = [(1, 5), (3001, 4), (5003, 1), (1030, 60), (77, 300), (2, 5001), (260, 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("narrowed", [False, True], ids=["one binding", "windows"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_sum_rows(shape, narrowed, dtype, wgpu_device, narrow, compare, rng) -> None:
+def test_sum_rows_equals_the_reference(shape, narrowed, dtype, wgpu_device, narrow, compare, rng) -> None:
     if narrowed and 64 * shape[1] * 4 > narrow.max_binding_bytes and shape[0] > 64:
         shape = (shape[0], 123)  # 64 rows are the least that a window holds here
     x = rng.standard_normal(shape).astype(dtype)
@@ -28,7 +28,7 @@ def test_sum_rows(shape, narrowed, dtype, wgpu_device, narrow, compare, rng) -> 
 
 
 @pytest.mark.parametrize("size", [1, 255, 1024, 70_001, 300_000])
-def test_sum_and_norm(size, wgpu_device, narrow, compare, rng) -> None:
+def test_sum_and_norm_equal_the_reference(size, wgpu_device, narrow, compare, rng) -> None:
     x = (1 + rng.standard_normal(size)).astype(np.float32)
     for device in (wgpu_device, narrow):
         compare(device, lambda d, a: {"sum": d.sum(a["x"]), "norm": d.grad_norm(a["x"])}, {"x": x})

@@ -347,7 +347,7 @@ def test_submissions_are_joined() -> None:
     assert of(half, half, half, (1, 1.0, False), work=9.0) == [[half[0], 0], [MAX_DISPATCHES, 0], [1, 0]]
 
 
-def test_more_workgroups_than_one_dimension_holds(
+def test_more_workgroups_than_one_dimension_holds_are_dispatched(
     wgpu_device: WgpuDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "MAX_GROUPS", 65)  # 65,535 take a software driver five seconds
@@ -365,7 +365,7 @@ def test_groups_cover_all_items() -> None:
         assert x * y - -(-items // 256) < y  # less than one turn of the second dimension is idle
 
 
-def test_launch_errors(wgpu_device: WgpuDevice, narrow: WgpuDevice) -> None:
+def test_a_launch_beyond_a_limit_says_which(wgpu_device: WgpuDevice, narrow: WgpuDevice) -> None:
     x = wgpu_device.zeros((64,))
     with pytest.raises(DeviceError, match="fill: a dispatch of .* exceeds 65535"):
         wgpu_device.launch("fill", [x], [64, 0], (MAX_GROUPS + 1, 1, 1))
