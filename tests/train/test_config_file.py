@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 
 from tests.fuzz.values import mutate_json
+from tests.train.tiny_models import tiny_config
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.decode import parse_json
+from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import linear_modules
@@ -462,3 +464,15 @@ def test_infinity_as_python_writes_it(make_checkpoint: Any, tmp_path: Path) -> N
     (folder / "config.json").write_text(text.replace("10000.0", "Infinity", 1))
     with pytest.raises(WgradError, match=r"config.json: rope_theta must be a number of at most 1\d+; got inf"):
         load_model_config(folder)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in FAMILIES if issubclass(FAMILIES[name].keys, ExpertsFile)))
+def test_no_experts_make_all_layers_dense_or_are_refused(name: str) -> None:
+    keys = FAMILIES[name].keys
+    assert issubclass(keys, ExpertsFile)
+    config = tiny_config(name) | dict.fromkeys(keys.count_keys, 0)
+    if keys.may_be_none:
+        assert parse_model_config(config).experts is None
+    else:
+        with pytest.raises(WgradError, match=f"{keys.count_keys[0]} must be at least 1; got 0"):
+            parse_model_config(config)

@@ -33,10 +33,12 @@ class ExpertsFile(ConfigFile, kw_only=True):
     Attributes:
         usual_experts: Number of experts if the file does not give it.
         count_keys: Keys that give it. The first that the file has counts.
+        may_be_none: Whether 0 experts make every layer dense; else there must be one.
     """
 
     usual_experts: ClassVar[int] = 8
     count_keys: ClassVar[tuple[str, ...]] = ("num_experts", "num_local_experts")
+    may_be_none: ClassVar[bool] = False
     num_experts: ExpertCount | None = None
     num_local_experts: ExpertCount | None = None
     num_experts_per_tok: ChosenCount = 2
@@ -44,6 +46,9 @@ class ExpertsFile(ConfigFile, kw_only=True):
     router_aux_loss_coef: AtLeast0 | None = 0.001
 
     def __post_init__(self) -> None:
+        if not self.experts and not self.may_be_none:
+            key = next(key for key in self.count_keys if getattr(self, key) is not None)
+            raise ValueError(f"{key} must be at least 1; got 0")
         if self.experts and self.num_experts_per_tok > self.experts:
             raise ValueError(
                 f"num_experts_per_tok must be at most the number of experts, {self.experts}; got "
@@ -166,6 +171,7 @@ class HunYuanMoeFile(ExpertsFile, kw_only=True):
 
 
 class Qwen3MoeFile(ExpertsFile, kw_only=True):
+    may_be_none: ClassVar[bool] = True
     usual_experts: ClassVar[int] = 128
     vocab_size: Vocabulary = 151_936
     hidden_size: Width = 2048
@@ -227,11 +233,6 @@ class GraniteMoeFile(ExpertsFile, kw_only=True):
     residual_multiplier: Factor = 1.0
     logits_scaling: Factor = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.experts < 1:
-            raise ValueError("num_local_experts must be at least 1; got 0")
-
 
 class GraniteMoeSharedFile(GraniteMoeFile, kw_only=True):
     shared_intermediate_size: Annotated[int, Meta(ge=0, le=1 << 22)] = 0
@@ -268,8 +269,6 @@ class GptOssFile(ExpertsFile, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
-        if self.experts < 1:
-            raise ValueError("num_local_experts must be at least 1; got 0")
 
     @property
     def windows(self) -> tuple[int, ...]:

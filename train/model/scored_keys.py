@@ -136,6 +136,7 @@ class ExaoneMoeFile(ScoredFile, kw_only=True):
     """Keys of K-EXAONE. mlp_layer_types: "sparse" or "dense" for each layer, instead of first_k_dense_replace."""
 
     usual_experts: ClassVar[int] = 64
+    count_keys: ClassVar[tuple[str, ...]] = ("num_experts",)
     vocab_size: Vocabulary = 102_400
     intermediate_size: Width = 16_384
     num_key_value_heads: Count = 32
@@ -160,10 +161,6 @@ class ExaoneMoeFile(ScoredFile, kw_only=True):
         check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
         check_pattern(self.layer_types, self.sliding_window, self.sliding_window_pattern)
         check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
-
-    @property
-    def experts(self) -> int:
-        return self.num_experts
 
     def windows(self, unlisted: Iterable[bool]) -> tuple[int, ...]:
         """Return each layer's window, 0 for none. unlisted: which layers slide if `layer_types` is missing."""
