@@ -27,14 +27,16 @@ class ForkedWorker:
     """The part of subprocess.Popen that `template_process.py` uses."""
 
     def __init__(self, command: list[str], **streams: int) -> None:
-        requests, to_worker = os.pipe()
-        from_worker, answers = os.pipe()
+        pipes: list[int] = []
         try:
+            pipes += os.pipe()
+            pipes += os.pipe()
             self.pid = os.fork()
-        except OSError:
-            for descriptor in (requests, to_worker, from_worker, answers):
+        except OSError:  # as the system refuses it to a case
+            for descriptor in pipes:
                 os.close(descriptor)
             raise
+        requests, to_worker, from_worker, answers = pipes
         if self.pid == 0:
             _serve(requests, answers)
         os.close(requests)

@@ -26,6 +26,7 @@ from tests.fuzz.base import (
 from tests.fuzz.caches import cache_case
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.commands import command_case
+from tests.fuzz.families import family_case
 from tests.fuzz.library import python_case
 from tests.fuzz.names import names_case
 from tests.fuzz.options import option_case, option_names, stream_case
@@ -359,6 +360,7 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "quantized": (8, quantized_case),
     "packed": (6, packed_case),
     "experts": (5, experts_case),
+    "family": (12, family_case),
     "gguf": (6, gguf_case),
     "index": (5, index_case),
     "tokenizer": (9, tokenizer_case),
