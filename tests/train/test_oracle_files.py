@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -135,6 +136,7 @@ EPSILONS = {
     **dict.fromkeys(("nemotron", "lfm2", "lfm2_moe"), "norm_eps"),
     **dict.fromkeys(("nemotron_h", "mamba2"), "layer_norm_epsilon"),
 }
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MLP_WIDTH = {"granitemoehybrid": "shared_intermediate_size", "qwen3_5_moe_text": "moe_intermediate_size"}
 MLP_WIDTH["solar_open"] = "moe_intermediate_size"
 MLP_WIDTH["llama4_text"] = "intermediate_size_mlp"
@@ -344,6 +346,28 @@ def test_every_key_of_transformers_is_read_or_refused(architecture: str) -> None
     if architecture in ("NemotronHForCausalLM", "Mamba2ForCausalLM"):
         names = {name for name in names if not NOT_READ.fullmatch(name)}
     assert [name for name in names if not HARMLESS.fullmatch(name)] == []
+
+
+def test_contradictory_numbers_of_experts_are_read_as_in_transformers() -> None:
+    """Or refused by the key. A file may have the name of another family's key."""
+    compared, different = 0, []
+    for architecture, family in FAMILIES.items():
+        kind = transformers.CONFIG_MAPPING[family.model_type]
+        field = next((key for key in EXPERT_COUNTS if key in kind.__dataclass_fields__), "")
+        base = {key: value for key, value in base_config(architecture).items() if key not in EXPERT_COUNTS}
+        for pair in itertools.permutations(EXPERT_COUNTS, 2) if field else ():
+            raw = base | dict(zip(pair, (16, 32), strict=True))
+            try:
+                experts = parse_model_config(raw).experts
+            except WgradError as problem:
+                assert any(key in str(problem) for key in pair), (pair, str(problem))
+                continue
+            if experts is not None:
+                compared += 1
+                wanted = getattr(kind.from_dict(dict(raw)), field)
+                different += [] if experts.count == wanted else [(architecture, pair, experts.count, wanted)]
+    assert different == []
+    assert compared > 80
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

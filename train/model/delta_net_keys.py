@@ -73,6 +73,7 @@ class Qwen3NextFile(Qwen3MoeFile, kw_only=True):
         "attn_output_gate": (True,),
         "use_sliding_window": (None, False),
     }
+    count_keys: ClassVar[tuple[str, ...]] = ("num_experts",)
     usual_experts: ClassVar[int] = 512
     partial_rotary: ClassVar[bool] = True
     use_sliding_window: Any = None  # ignored, as the next one: no layer has a window

@@ -25,6 +25,7 @@ from wgrad.train.model.family_keys import GraniteWindows
 
 ExpertCount = Annotated[int, Meta(ge=0, le=1024)]
 ChosenCount = Annotated[int, Meta(ge=1, le=64)]
+_LOCAL_FIRST = ("num_local_experts", "num_experts")
 
 
 class ExpertsFile(ConfigFile, kw_only=True):
@@ -32,7 +33,8 @@ class ExpertsFile(ConfigFile, kw_only=True):
 
     Attributes:
         usual_experts: Number of experts if the file does not give it.
-        count_keys: Keys that give it. The first that the file has counts.
+        count_keys: Keys that give it: that of transformers' class behind its other names, which overwrite it. The first
+            that the file has counts.
         may_be_none: Whether 0 experts make every layer dense; else there must be one.
     """
 
@@ -108,6 +110,7 @@ class MiniMaxM2File(ExpertsFile, kw_only=True):
 
 
 class OlmoeFile(ExpertsFile, kw_only=True):
+    count_keys: ClassVar[tuple[str, ...]] = _LOCAL_FIRST
     router_aux_loss_coef: AtLeast0 | None = 0.01
     usual_experts: ClassVar[int] = 64
     vocab_size: Vocabulary = 50_304
@@ -123,6 +126,7 @@ class OlmoeFile(ExpertsFile, kw_only=True):
 
 
 class FlexOlmoFile(ExpertsFile, kw_only=True):
+    count_keys: ClassVar[tuple[str, ...]] = _LOCAL_FIRST
     router_aux_loss_coef: AtLeast0 | None = 0.01
     default_theta: ClassVar[float] = 500_000.0
     usual_experts: ClassVar[int] = 7
@@ -137,6 +141,7 @@ class HunYuanMoeFile(ExpertsFile, kw_only=True):
     """Keys of Hunyuan-A13B. Lists have an entry for each layer, and all entries must be equal. An expert is as wide as
     the shared one."""
 
+    count_keys: ClassVar[tuple[str, ...]] = _LOCAL_FIRST
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "use_qk_norm": (True,), "mlp_bias": (None, False), "moe_layer_num_skipped": (None, 0),
         "use_mixed_mlp_moe": (None, True),
@@ -171,6 +176,7 @@ class HunYuanMoeFile(ExpertsFile, kw_only=True):
 
 
 class Qwen3MoeFile(ExpertsFile, kw_only=True):
+    count_keys: ClassVar[tuple[str, ...]] = _LOCAL_FIRST
     may_be_none: ClassVar[bool] = True
     usual_experts: ClassVar[int] = 128
     vocab_size: Vocabulary = 151_936
@@ -199,6 +205,7 @@ class Qwen3MoeFile(ExpertsFile, kw_only=True):
 class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
     """Keys of Qwen2-MoE: those of Qwen3-MoE, of a shared expert, and of sliding layers."""
 
+    count_keys: ClassVar[tuple[str, ...]] = ("num_experts",)
     usual_experts: ClassVar[int] = 60
     attention_bias: Any = None  # ignored: qkv_bias replaces it
     intermediate_size: Width = 5632
@@ -227,6 +234,7 @@ class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
 
 
 class GraniteMoeFile(ExpertsFile, kw_only=True):
+    count_keys: ClassVar[tuple[str, ...]] = ("num_local_experts",)
     attention_bias: bool = False
     embedding_multiplier: Factor = 1.0
     attention_multiplier: Factor = 1.0
@@ -292,6 +300,7 @@ class GraniteMoeSwaFile(GraniteWindows, GraniteMoeSharedFile, kw_only=True):
 class MellumFile(ExpertsFile, kw_only=True):
     """Keys of Mellum 2. mlp_layer_types: "sparse" or "dense" for each layer; if it is missing, all are sparse."""
 
+    count_keys: ClassVar[tuple[str, ...]] = _LOCAL_FIRST
     usual_experts: ClassVar[int] = 64
     default_rope: ClassVar[RopeFile] = RopeFile(
         full_attention=RopeFile(rope_type="default", rope_theta=500_000.0),
@@ -334,6 +343,7 @@ class PhimoeFile(ExpertsFile, kw_only=True):
     short_mscale, long_mscale: factors of the rotary embedding, which are equal in released models.
     """
 
+    count_keys: ClassVar[tuple[str, ...]] = ("num_local_experts",)
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "num_experts_per_tok": (2,), "input_jitter_noise": (None, 0),
     }  # fmt: skip

@@ -26,6 +26,7 @@ class Llama4File(ExpertsFile, kw_only=True):
         "router_jitter_noise": (None, 0),
     }
     default_theta: ClassVar[float] = 500_000.0
+    count_keys: ClassVar[tuple[str, ...]] = ("num_local_experts",)
     usual_experts: ClassVar[int] = 16
     vocab_size: Vocabulary = 202_048
     hidden_size: Width = 5120
