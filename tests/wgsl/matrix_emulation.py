@@ -19,10 +19,11 @@ from wgrad.wgsl.runtime.cooperative_shapes import Shape
 LANES = (32, 64, 16, 8)  # of subgroups, that every variant is tried with
 # Of Apple, of Intel's Xe2 and of its DG2.
 OTHER_SHAPES = (Shape(8, 8, 8), Shape(8, 16, 16), Shape(8, 8, 16))
-_LOAD_A = re.compile(r"coopLoad(T?)<MATRIX_A>\(&(\w+)\[(\w+)\], (\w+)\)")
+_LOAD_A = re.compile(r"let (\w+) = coopLoad(T?)<MATRIX_A>\(&(\w+)\[(\w+)\], (\w+)\)")
 _LOAD_B = re.compile(r"coopLoad(T?)<MATRIX_B>\(&(\w+)\[(\w+)\], (\w+)\)")
-_LOAD_C = re.compile(r"coopLoadT<MATRIX_C>\(&(\w+)\[(\w+)\], (\w+)\)")
+_LOAD_C = re.compile(r"(\w+) = coopLoadT<MATRIX_C>\(&(\w+)\[(\w+)\], (\w+)\)")
 _MATRIX = re.compile(r"coop_mat(\d+)x(\d+)<f\d+, ([ABC])>")  # columns, rows, role
+_MULTIPLY_ADD = re.compile(r"(\w+) = coopMultiplyAdd\((\w+), (\w+), \1\)")
 _STORE = re.compile(r"coopStoreT\((\w+), &(\w+)\[(\w+)\], (\w+)\)")
 _TYPES = """
 struct Left { at: array<f32, ROWS * SHARED> }
@@ -30,47 +31,39 @@ struct Right { tile: u32, at: u32, ld: u32, by_rows: bool }
 struct Sums { at: array<f32, ELEMENTS> }
 """
 _LEFT = """
-fn left_NAME(lane: u32, at: u32, ld: u32, by_rows: bool) -> Left {
-  var rows: Left;
+fn left_NAME(rows: ptr<private, Left>, lane: u32, at: u32, ld: u32, by_rows: bool) {
   for (var k = 0u; k < ROWS * SHARED + lane / LANES; k++) {
     let row = lane * ELEMENTS / COLUMNS + k / SHARED;
     let i = select(k % SHARED, row, by_rows) * ld * 4u + select(row, k % SHARED, by_rows);
-    rows.at[k] = f32(NAME[at + i / 4u][i % 4u]);
+    (*rows).at[k] = f32(NAME[at + i / 4u][i % 4u]);
   }
-  return rows;
 }
 """
 _MULTIPLY = """
-fn multiply_add(lane: u32, a: Left, b: Right, c: Sums) -> Sums {
-  var x = a;
-  var sum = c;
+fn multiply_add(lane: u32, a: ptr<private, Left>, b: Right, sum: ptr<function, Sums>) {
   for (var e = 0u; e < ELEMENTS + lane / LANES; e++) {
     let column = (lane * ELEMENTS + e) % COLUMNS;
-    var one = sum.at[e];
+    var one = (*sum).at[e];
     for (var k = 0u; k < SHARED + lane / LANES; k++) {
       let i = select(column, k, b.by_rows) * b.ld * 4u + select(k, column, b.by_rows);
-      one += x.at[e / COLUMNS * SHARED + k] * right_element(b.tile, b.at + i / 4u, i % 4u);
+      one += (*a).at[e / COLUMNS * SHARED + k] * right_element(b.tile, b.at + i / 4u, i % 4u);
     }
-    sum.at[e] = one;
+    (*sum).at[e] = one;
   }
-  return sum;
 }
 """
 _SUMS = """
-fn store_NAME(lane: u32, c: Sums, at: u32, ld: u32) {
-  var sum = c;
+fn store_NAME(sum: ptr<function, Sums>, lane: u32, at: u32, ld: u32) {
   for (var e = 0u; e < ELEMENTS + lane / LANES; e++) {
     let i = (lane * ELEMENTS + e) / COLUMNS * ld * 4u + (lane * ELEMENTS + e) % COLUMNS;
-    NAME[at + i / 4u][i % 4u] = sum.at[e];
+    NAME[at + i / 4u][i % 4u] = (*sum).at[e];
   }
 }
-fn load_NAME(lane: u32, at: u32, ld: u32) -> Sums {
-  var sum: Sums;
+fn load_NAME(sum: ptr<function, Sums>, lane: u32, at: u32, ld: u32) {
   for (var e = 0u; e < ELEMENTS + lane / LANES; e++) {
     let i = (lane * ELEMENTS + e) / COLUMNS * ld * 4u + (lane * ELEMENTS + e) % COLUMNS;
-    sum.at[e] = NAME[at + i / 4u][i % 4u];
+    (*sum).at[e] = NAME[at + i / 4u][i % 4u];
   }
-  return sum;
 }
 """
 
@@ -177,7 +170,8 @@ def emulated(text: str, lanes: int) -> str:
         if has:
             text = re.sub(r"(\bfn main\([^{]*\{\n)", rf"\1  let {name} = {value};\n", text)
     text = _without_eights(text)
-    lefts = sorted({m[1] for m in _LOAD_A.findall(text)})
+    loaded = _LOAD_A.findall(text)
+    lefts, operands = sorted({m[2] for m in loaded}), sorted({m[0] for m in loaded})
     rights = sorted({m[1] for m in _LOAD_B.findall(text)})
     sums = sorted({m[1] for m in _STORE.findall(text)})
 
@@ -186,19 +180,20 @@ def emulated(text: str, lanes: int) -> str:
     def by_rows(letter: str) -> str:
         return "true" if letter else "false"
 
-    text = _LOAD_A.sub(lambda m: f"left_{m[2]}({last}, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
+    text = _LOAD_A.sub(lambda m: f"left_{m[3]}(&{m[1]}, {last}, {m[4]}, {m[5]}, {by_rows(m[2])})", text)
     text = _LOAD_B.sub(lambda m: f"Right({rights.index(m[2])}u, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
-    text = _LOAD_C.sub(rf"load_\1({last}, \2, \3)", text)
-    text = _STORE.sub(rf"store_\2({last}, \1, \3, \4)", text)
+    text = _LOAD_C.sub(rf"load_\2(&\1, {last}, \3, \4)", text)
+    text = _STORE.sub(rf"store_\2(&\1, {last}, \3, \4)", text)
     text = text.replace("MATRIX_C()", "Sums()")
-    text = re.sub(r"coopMultiplyAdd\((\w+), (\w+), (\w+)\)", rf"multiply_add({last}, \1, \2, \3)", text)
+    text = _MULTIPLY_ADD.sub(rf"multiply_add({last}, &\2, \3, &\1)", text)
     subgroups = _SUBGROUPS if re.search("subgroup(ShuffleXor|Any)", text) else ""
     text = text.replace("subgroupShuffleXor(", "shuffle_xor(lid, ").replace("subgroupAny(", "any_of_lanes(lid, ")
     if re.search("coop|subgroup[A-Z]", re.sub(r"//.*", "", text)):
         raise ValueError("an operation of subgroups that the emulation does not know")
     choices = "".join(f"  if (which == {i}u) {{ return f32({name}[at][e]); }}\n" for i, name in enumerate(rights))
     right = f"fn right_element(which: u32, at: u32, e: u32) -> f32 {{\n{choices}  return 0.0;\n}}\n"
-    helpers = [subgroups, _TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
+    private = "".join(f"var<private> {name}: Left;\n" for name in operands)
+    helpers = [subgroups, _TYPES, private, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
     added = "".join([*helpers, *(_SUMS.replace("NAME", name) for name in sums)])
     elements = m * n // lanes
     names = {"LANES": lanes, "ELEMENTS": elements, "ROWS": max(1, elements // n), "COLUMNS": n, "SHARED": k}

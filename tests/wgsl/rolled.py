@@ -38,6 +38,8 @@ def rolled(plain: Preprocess) -> Preprocess:
     def preprocess(lines: list[str], constants: dict[str, Constant]) -> list[str]:
         tiles = any(line.startswith(_TILE) for line in lines)
         rolled = _ROLLED | _OF_TILES if tiles else _ROLLED
+        if not constants.get("RESIDUAL_AHEAD"):  # which is in variables of their own
+            rolled = rolled | {"q STORES"}
         out: list[str] = _ARRAYS[:] if tiles else []
         ends: list[str] = []
         names: list[str] = []

@@ -48,7 +48,7 @@ def test_the_probe_finds_the_lanes(
         ("let subgroup_id = lid / 32u", "let subgroup_id = lid % 2u", "in order"),
         ("let subgroup_invocation_id = lid % 32u", "let subgroup_invocation_id = lid / 2u", "in order"),
         ("let ld = 4u", "let ld = 0u", "elements of a 16x16x16 matmul are wrong"),  # Mesa 25.0.7, of a struct's member
-        ("one += x", "one = f32(k) + x", "elements of a 16x16x16 matmul are wrong"),
+        ("one += (*a)", "one = f32(k) + (*a)", "elements of a 16x16x16 matmul are wrong"),
     ],
 )
 def test_the_probe_refuses_what_no_kernel_is_for(
