@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -28,12 +29,15 @@ _copy = tempfile.TemporaryDirectory(prefix="wgrad-docs-")
 def on_config(config: Any) -> Any:
     """Put one entry per command where the navigation says reference/cli.md, and show mkdocstrings the sources.
 
-    mkdocstrings follows neither links nor packages without __init__.py, so it reads a copy that has none of either.
+    mkdocstrings follows neither links nor packages without __init__.py, so it reads a copy that has none of either. It
+    reads whatever is there, so the copy has only the modules that a page names.
     """
-    files = shutil.ignore_patterns("*.co.xz", "*.wgsl", "*.hip", "*.hpp", "__pycache__")
-    shutil.copytree(_SOURCE, Path(_copy.name) / "wgrad", ignore=files, dirs_exist_ok=True)
-    for module in Path(_copy.name).rglob("*.py"):
-        (module.parent / "__init__.py").touch()
+    for module in {Path("__init__.py"), *_documented(Path(config.docs_dir))}:
+        copied = Path(_copy.name, "wgrad", module)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_SOURCE / module, copied)
+    for folder in Path(_copy.name, "wgrad").rglob("*/"):
+        (folder / "__init__.py").touch()
     config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [_copy.name]
     for section in config.nav:
         if "Reference" in section:
@@ -41,6 +45,17 @@ def on_config(config: Any) -> Any:
             at = pages.index("reference/cli.md")
             pages[at] = {"Command line": ["reference/cli.md", *(f"reference/cli/{name}.md" for name, _ in commands())]}
     return config
+
+
+def _documented(docs: Path) -> set[Path]:
+    """Return the modules whose members pages show: `::: wgrad.device.errors`, `::: wgrad.autograd.optim.AdamW`."""
+    found = set()
+    for page in docs.rglob("*.md"):
+        for name in re.findall(r"^::: wgrad\.([\w.]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            parts = name.split(".")
+            modules = [Path(*parts[:count]).with_suffix(".py") for count in range(len(parts), 0, -1)]
+            found.update(module for module in modules if (_SOURCE / module).is_file())
+    return found
 
 
 def on_files(files: Files, config: Any) -> Files:
