@@ -269,6 +269,7 @@ def test_the_disk_is_compared_with_what_a_run_takes(
         assert (tmp_path / name).exists() == (status == 0)
 
 
+@pytest.mark.usefixtures("shared_pipelines")
 def test_the_disk_is_compared_before_weights_are_read_and_with_the_steps_that_are_left(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

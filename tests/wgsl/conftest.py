@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.wgsl.matrix_emulation import emulated
+from tests.wgsl.workgroup_poison import poisoned
 from wgrad.autograd.bind import bind
 from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice
@@ -70,3 +71,16 @@ def matrix_device(wgpu_device: Device, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(device, "launched", launched, raising=False)
     yield device
     device.synchronize()
+
+
+@cache
+def _poisoned() -> Any:
+    return bind(WgpuDevice)()
+
+
+@pytest.fixture
+def poisoned_device(wgpu_device: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A device whose shaders find workgroup memory that does not begin as zeros (workgroup_poison.py)."""
+    plain = wgsl_compile.assemble
+    monkeypatch.setattr(wgsl_compile, "assemble", lambda source, constants: poisoned(plain(source, constants)))
+    return _poisoned()
