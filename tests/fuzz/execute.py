@@ -31,6 +31,7 @@ import wgrad.train.commands.cli as cli
 from tests.fuzz.caches import COMMAND, read_cache_file
 from tests.fuzz.case import Case, Content, Files, write_files
 from tests.fuzz.forked_worker import forked_workers
+from tests.fuzz.guided import CALL_READERS
 from tests.fuzz.leftovers import leftovers, state
 from tests.fuzz.library import PYTHON, call
 from tests.fuzz.readers import READERS
@@ -63,7 +64,7 @@ class Outcome:
 
 
 shared_parser = lru_cache(64)(cli.build_parser)  # of what command; words that are none would be kept without end
-_READERS = READERS | {COMMAND: read_cache_file, HTTP: answer, REPORT: read_report, PYTHON: call}
+_READERS = READERS | CALL_READERS | {COMMAND: read_cache_file, HTTP: answer, REPORT: read_report, PYTHON: call}
 Judge = Callable[[Case, Outcome, Path], str | None]
 Verdict = tuple[Outcome, str | None]  # and what is wrong with it
 

@@ -34,7 +34,7 @@ _VALUES: tuple[Any, ...] = (
 def _weights(text: str) -> bytes:
     """model.safetensors of a config.json, in bfloat16; its values are few, so that a kept file is small."""
     weights = random_weights(json.loads(text), 1)
-    arrays = {name: (np.round(4 * value) / 4).astype(ml_dtypes.bfloat16) for name, value in weights.items()}
+    arrays = {name: np.asarray(np.round(4 * value) / 4, ml_dtypes.bfloat16) for name, value in weights.items()}
     return safetensors.numpy.save(arrays, {"format": "pt"})
 
 

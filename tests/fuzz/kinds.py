@@ -27,6 +27,8 @@ from tests.fuzz.caches import cache_case
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.commands import command_case
 from tests.fuzz.families import family_case
+from tests.fuzz.folders import folder_case
+from tests.fuzz.guided import guided_case
 from tests.fuzz.library import python_case
 from tests.fuzz.names import names_case
 from tests.fuzz.options import option_case, option_names, stream_case
@@ -374,12 +376,14 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "keys": (5, keys_case),
     "columns": (5, columns_case),
     "table": (6, table_case),
+    "folder": (6, folder_case),
     "cache": (4, cache_case),
     "import-config": (5, import_case),
     "imatrix": (3, imatrix_case),
     "modelfile": (4, modelfile_case),
     "request": (5, request_case),
     "served": (6, served_case),
+    "guided": (8, guided_case),
     "tensors": (3, tensors_case),
     "http-serve": (5, serve_case),
     "http-studio": (5, studio_case),
