@@ -241,7 +241,7 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=0, help="stop after so many (default: --seconds alone decides)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
-    parser.add_argument("--only", default="", help="kinds whose name contains this")
+    parser.add_argument("--only", default="", help="kinds whose name contains one of these, with commas")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", metavar="DIR", help="write a case of each kind of finding there")
     parser.add_argument(

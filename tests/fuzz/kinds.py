@@ -405,7 +405,7 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
 def make_case(seed: int, number: int, groups: Groups, only: str = "") -> Case:
     """Input `number` of a seed: always the same case for the same base files."""
     rng = Random(f"{seed}/{number}")
-    names = [name for name in KINDS_OF_CASE if only in name]
+    names = [name for name in KINDS_OF_CASE if any(part in name for part in only.split(","))]
     kind = rng.choices(names, [KINDS_OF_CASE[n][0] for n in names])[0]
     case = KINDS_OF_CASE[kind][1](rng, groups)
     case.kind = kind
