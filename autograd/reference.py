@@ -22,6 +22,7 @@ from wgrad.autograd.operators import OPERATORS
 from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import MemoryStats
+from wgrad.device.openblas import one_blas_thread
 from wgrad.device.roof import Expectation, Roof
 from wgrad.device.runtime import HostCopy, check_upload
 
@@ -72,7 +73,7 @@ class ReferenceReplay:
 @contextmanager
 def _computing(decoded: DecodedWeights) -> Iterator[None]:
     """Compute without warnings about infinity and NaN, as on every device."""
-    with np.errstate(all="ignore"), kept_in(decoded):
+    with np.errstate(all="ignore"), kept_in(decoded), one_blas_thread():
         yield
 
 

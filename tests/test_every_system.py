@@ -25,7 +25,7 @@ _SIGNALS = {"SIGINT", "SIGTERM", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "sign
 ALLOWED = {
     ("device/cache.py", "os.geteuid"),  # after hasattr
     ("train/serve/children.py", "os.kill"),  # with the signal that Windows has
-    ("train/commands/against_cpu.py", "os.sched_getaffinity"),  # after hasattr
+    ("device/cores.py", "os.sched_getaffinity"),  # after hasattr
     ("wgsl/runtime/adapters.py", "import resource"),  # after sys.platform
     ("train/files/memory_bound.py", "import resource"),  # where sys.platform is linux
     ("train/ranks/keeper.py", "os.kill"),  # not started on Windows

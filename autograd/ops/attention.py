@@ -19,6 +19,7 @@ from wgrad.autograd.ops.elementwise import capped, check_softcap, softcap_slope
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import MAX_HEAD_DIM, Array
+from wgrad.device.host_matmul import host_matmul
 
 # Scores of one block of queries, all heads: at most this many elements (a single row is always taken).
 BLOCK_ELEMENTS = 1 << 21
@@ -129,7 +130,7 @@ def attention_in_numpy(
         p = np.exp(scores - top)
         total = p.sum(axis=-1, keepdims=True)
         values = up(v[b, keys], compute).transpose(1, 0, 2)[:, None]  # [G, 1, s, D]
-        o[b, rows] = ((p @ values) / total).reshape(heads, -1, width).transpose(1, 0, 2)
+        o[b, rows] = (host_matmul(p, values) / total).reshape(heads, -1, width).transpose(1, 0, 2)
         lse[b, :, rows] = (top + np.log(total)).reshape(heads, -1)
     return finish(o, q.dtype, compute), lse
 
@@ -185,12 +186,14 @@ def _(
         scores = _scores(q[b, rows], k[b, keys], scale, softcap, compute)
         p = np.exp(_masked(scores, seen) - up(lse[b, :, rows], compute).reshape(groups, -1, scores.shape[2], 1))
         grad = _by_group(up(do[b, rows], compute), groups)  # [G, H / G, t, D]
-        ds = grad @ up(v[b, keys], compute).transpose(1, 2, 0)[:, None]
+        ds = host_matmul(grad, up(v[b, keys], compute).transpose(1, 2, 0)[:, None])
         ds = (ds - _by_group(delta[b, rows][..., None], groups)) * p * compute.type(scale)
         if softcap:
             ds *= softcap_slope(scores, softcap)
         dq[b, rows] = (
-            (ds @ up(k[b, keys], compute).transpose(1, 0, 2)[:, None]).reshape(heads, -1, width).transpose(1, 0, 2)
+            host_matmul(ds, up(k[b, keys], compute).transpose(1, 0, 2)[:, None])
+            .reshape(heads, -1, width)
+            .transpose(1, 0, 2)
         )
         dk[b, keys] += _sum_heads(ds, _by_group(up(q[b, rows], compute), groups))
         dv[b, keys] += _sum_heads(p, grad)
@@ -223,7 +226,7 @@ def _by_group(x: np.ndarray, groups: int) -> np.ndarray:
 
 def _scores(q: np.ndarray, k: np.ndarray, scale: float, softcap: float, compute: np.dtype) -> np.ndarray:
     """scale * q k^T, capped: q [t, H, D], k [s, G, D] -> [G, H / G, t, s]."""
-    scores = _by_group(up(q, compute), k.shape[1]) @ up(k, compute).transpose(1, 2, 0)[:, None]
+    scores = host_matmul(_by_group(up(q, compute), k.shape[1]), up(k, compute).transpose(1, 2, 0)[:, None])
     scores *= compute.type(scale)
     return capped(scores, softcap) if softcap else scores
 
@@ -235,7 +238,7 @@ def _masked(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
 def _sum_heads(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Sum weights^T x over the heads of a group: [G, h, t, s], [G, h, t, D] -> [s, G, D]."""
     groups, h, t, s = weights.shape
-    values: np.ndarray = (weights.reshape(groups, h * t, s).swapaxes(1, 2) @ x.reshape(groups, h * t, -1)).transpose(
-        1, 0, 2
-    )
+    values: np.ndarray = host_matmul(
+        weights.reshape(groups, h * t, s).swapaxes(1, 2), x.reshape(groups, h * t, -1)
+    ).transpose(1, 0, 2)
     return values

@@ -14,6 +14,7 @@ from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.precision import compute_dtype, store, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, DType
+from wgrad.device.host_matmul import host_matmul
 
 LowRank = tuple[Array, Array]
 MOST_BATCHES = 65_535  # the limit of one dimension of a dispatch
@@ -140,7 +141,7 @@ def _(
     compute = compute_dtype(a, b, bias, residual, out, *(lowrank or ()))
     left = up(a, compute).swapaxes(-1, -2) if trans_a else up(a, compute)
     right = up(b, compute).swapaxes(-1, -2) if trans_b else up(b, compute)
-    y = left @ right
+    y = host_matmul(left, right)
     if alpha != 1.0:
         y *= compute.type(alpha)
     add_epilogue(y, bias, residual, lowrank, trans_b, compute)
@@ -161,9 +162,9 @@ def add_epilogue(
         u, v = up(lowrank[0], compute), up(lowrank[1], compute)
         if parts:
             for columns, ranks in blocks(parts, v.shape[1]):
-                y[:, columns] += u[:, ranks] @ v[columns].T
+                y[:, columns] += host_matmul(u[:, ranks], v[columns].T)
         else:
-            y += u @ (v.T if trans else v)
+            y += host_matmul(u, v.T if trans else v)
     if bias is not None:
         y += up(bias, compute)
     if residual is not None:

@@ -18,6 +18,7 @@ from wgrad.autograd.precision import compute_dtype, finish, store, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, DType
 from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.host_matmul import host_matmul
 
 
 @differentiable
@@ -130,7 +131,7 @@ def _(
     n = rows_of_expert(weight, start)
     y = np.zeros((left.shape[0], n), compute)
     for expert, rows in _experts(start):
-        y[rows] = left[rows] @ _of_expert(weight, expert, n, compute).T
+        y[rows] = host_matmul(left[rows], _of_expert(weight, expert, n, compute).T)
     y *= compute.type(alpha)
     return finish(y if add is None else y + up(add, compute), dtype, compute)
 
@@ -151,7 +152,7 @@ def _(dy: np.ndarray, weight: Any, start: np.ndarray, alpha: float, dtype: Any) 
     grad, n = up(dy, compute), dy.shape[1]
     dx = np.zeros((grad.shape[0], weight.shape[-1]), compute)
     for expert, rows in _experts(start):
-        dx[rows] = grad[rows] @ _of_expert(weight, expert, n, compute)
+        dx[rows] = host_matmul(grad[rows], _of_expert(weight, expert, n, compute))
     dx *= compute.type(alpha)
     return finish(dx, dtype, compute)
 
@@ -192,7 +193,7 @@ def _(
     grad, right = up(dy, compute), _taken(up(x, compute), order)
     found = np.zeros((start.size - 1, dy.shape[1], x.shape[1]), compute)
     for expert, rows in _experts(start):
-        found[expert] = grad[rows].T @ right[rows]
+        found[expert] = host_matmul(grad[rows].T, right[rows])
     found *= compute.type(alpha)
     return store(found, out, accumulate, np.float32, compute)
 

@@ -33,6 +33,7 @@ from wgrad.autograd.rows import as_rows, with_shape
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, DType
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
+from wgrad.device.host_matmul import host_matmul
 
 # A frozen weight is decoded this many elements at a time, so that it is never in memory whole.
 DECODE_ELEMENTS = 1 << 22
@@ -205,7 +206,7 @@ def _(
     left = up(x, compute)
     y = np.empty((x.shape[0], weight.shape[0]), compute)
     for rows in _row_chunks(weight):
-        y[:, rows] = left @ decoded_rows(weight, rows.start, rows.stop, compute).T
+        y[:, rows] = host_matmul(left, decoded_rows(weight, rows.start, rows.stop, compute).T)
     add_epilogue(y, bias, residual, lowrank, True, compute, weight.parts)
     return finish(y, dtype, compute)
 
@@ -228,7 +229,7 @@ def _(dy: np.ndarray, weight: FrozenWeight, lowrank: LowRank | None, dtype: Any)
     grad = up(dy, compute)
     dx = np.zeros((dy.shape[0], weight.shape[1]), compute)
     for rows in _row_chunks(weight):
-        dx += grad[:, rows] @ decoded_rows(weight, rows.start, rows.stop, compute)
+        dx += host_matmul(grad[:, rows], decoded_rows(weight, rows.start, rows.stop, compute))
     add_epilogue(dx, None, None, lowrank, False, compute)
     return finish(dx, dtype, compute)
 

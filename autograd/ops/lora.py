@@ -20,6 +20,7 @@ from wgrad.autograd.precision import compute_dtype, finish, store, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 from wgrad.device.formats.nf4 import MOST_PARTS, PART_ROWS
+from wgrad.device.host_matmul import host_matmul
 
 
 class LoraTerm(NamedTuple):
@@ -73,7 +74,7 @@ def lora_du(args: Args, dy: Array, b: Array, parts: tuple[int, ...], *, alpha: f
 def _(dy: np.ndarray, b: np.ndarray, parts: tuple[int, ...], alpha: float) -> np.ndarray:
     compute = compute_dtype(dy, b)
     grad, right = up(dy, compute), up(b, compute)
-    found = [grad[:, columns] @ right[columns] for columns, _ in blocks(parts, b.shape[1])]
+    found = [host_matmul(grad[:, columns], right[columns]) for columns, _ in blocks(parts, b.shape[1])]
     return finish(np.concatenate(found, axis=1) * compute.type(alpha), np.float32, compute)
 
 
@@ -96,7 +97,9 @@ def lora_db(
 def _(dy: np.ndarray, u: np.ndarray, parts: tuple[int, ...], out: np.ndarray | None, accumulate: bool) -> np.ndarray:
     compute = compute_dtype(dy, u, out)
     grad, right = up(dy, compute), up(u, compute)
-    found = [grad[:, columns].T @ right[:, ranks] for columns, ranks in blocks(parts, u.shape[1] // len(parts))]
+    found = [
+        host_matmul(grad[:, columns].T, right[:, ranks]) for columns, ranks in blocks(parts, u.shape[1] // len(parts))
+    ]
     return store(np.concatenate(found), out, accumulate, np.float32, compute)
 
 

@@ -15,6 +15,7 @@ from wgrad.autograd.ops.elementwise import capped, check_softcap, softcap_slope
 from wgrad.autograd.precision import compute_dtype, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
+from wgrad.device.host_matmul import host_matmul
 
 IGNORE_INDEX = -100
 # Logits of one chunk of tokens: at most this many elements (a single token is always taken).
@@ -136,7 +137,7 @@ def _(
     step = max(1, LOGIT_ELEMENTS // table.shape[0])
     for start in range(0, counted.size, step):
         rows = counted[start : start + step]
-        logits = wide[rows] @ table.T
+        logits = host_matmul(wide[rows], table.T)
         if bias is not None:
             logits += up(bias, compute)
         if softcap:
@@ -158,9 +159,9 @@ def _(
             p *= slope
         p = _rounded(p, x.dtype)
         if dx is not None:
-            dx[rows] = p @ table
+            dx[rows] = host_matmul(p, table)
         if dweight is not None:
-            dweight += p.T @ wide[rows]
+            dweight += host_matmul(p.T, wide[rows])
         if dbias is not None:
             dbias += p.sum(axis=0)
     return loss.astype(compute), dx, dweight, dbias

@@ -20,6 +20,7 @@ import numpy as np
 
 from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import GgufBlocks, pack, unpack
+from wgrad.device.host_matmul import host_matmul
 
 BLOCK, _CHUNK = 256, 512  # _CHUNK: cells that are matched at once, whose distances fit into a CPU cache
 
@@ -84,7 +85,7 @@ def nearest_entries(cells: np.ndarray, table: np.ndarray) -> np.ndarray:
     table = table.astype(np.float32)
     middles = (table**2).sum(axis=1) / 2
     parts = np.split(cells, range(_CHUNK, len(cells), _CHUNK))
-    return np.concatenate([(part @ table.T - middles).argmax(axis=1) for part in parts])
+    return np.concatenate([(host_matmul(part, table.T) - middles).argmax(axis=1) for part in parts])
 
 
 @dataclass(frozen=True)

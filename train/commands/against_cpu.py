@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import json
 import math
-import os
 import platform
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
+from wgrad.device.cores import usable_cores
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.bench_model import SHAPES, Shape, build, random_step
 from wgrad.train.options.bench_config import BenchConfig
@@ -155,7 +155,7 @@ def to_post(rows: list[Row], device: str) -> str:
 
 def cpu_name() -> str:
     """Return the processor's name and how many of its cores this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

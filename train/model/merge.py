@@ -18,6 +18,7 @@ import numpy as np
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_folder, free_bytes, write_text
+from wgrad.device.host_matmul import host_matmul
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.gguf_mamba import plain_keys
 from wgrad.train.model.gguf_model import FILE, GgufModel
@@ -94,7 +95,7 @@ class Merge:
                     base, *sides = (device.upload(np.ascontiguousarray(array)) for array in (weight, a, b))
                     weight = device.download(adapted(base, sides[0], sides[1], float(scale), device))
                 else:  # experts
-                    weight = weight + scale * (b @ a)
+                    weight = weight + scale * host_matmul(b, a)
                 if self.lora.dora:
                     lengths = np.linalg.norm(weight, axis=1)
                     weight *= (self.arrays[f"{module}{MAGNITUDE}"] / lengths)[:, None]

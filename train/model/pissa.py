@@ -14,6 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.device.host_matmul import host_matmul
+from wgrad.device.openblas import one_blas_thread
 from wgrad.train.model.lora import LoraConfig, is_whole
 
 PISSA = "pissa"
@@ -72,7 +74,7 @@ class PissaStart:
             root = np.sqrt(s / np.float32(scaling))
             a, b = root[:, None] * vt, u * root
         self.values[a_name], self.values[b_name] = np.ascontiguousarray(a), np.ascontiguousarray(b)
-        values: np.ndarray = (wide - np.float32(scaling) * (b @ a)).astype(weight.dtype)
+        values: np.ndarray = (wide - np.float32(scaling) * host_matmul(b, a)).astype(weight.dtype)
         return values
 
     def _decompose(self, weight: np.ndarray, rank: int, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -83,11 +85,12 @@ class PissaStart:
             width = min(rank + MORE, *weight.shape)
             seeds = np.random.SeedSequence(self._seed, spawn_key=self._seeds[name])
             start = np.random.Generator(np.random.PCG64(seeds)).standard_normal((weight.shape[1], width), np.float32)
-            q = np.linalg.qr(weight @ start)[0]
-            for _ in range(self._rounds):
-                q = np.linalg.qr(weight @ np.linalg.qr(weight.T @ q)[0])[0]
-            u, s, vt = np.linalg.svd(q.T @ weight, full_matrices=False)
-            u = q @ u
+            with one_blas_thread():
+                q = np.linalg.qr(host_matmul(weight, start))[0]
+                for _ in range(self._rounds):
+                    q = np.linalg.qr(host_matmul(weight, np.linalg.qr(host_matmul(weight.T, q))[0]))[0]
+                u, s, vt = np.linalg.svd(host_matmul(q.T, weight), full_matrices=False)
+                u = q @ u
         return u[:, :rank], s[:rank], vt[:rank]
 
     def as_lora(self, arrays: Mapping[str, np.ndarray]) -> tuple[LoraConfig, Arrays]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from wgrad.device.cores import usable_cores
 from wgrad.device.errors import WgradError
 from wgrad.train.ranks.keeper import END
 from wgrad.train.ranks.start import INSTALL, LAUNCHER, ranks_started
@@ -69,7 +70,7 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
 
     The first Ctrl-C (or SIGTERM, SIGHUP) asks them to save and end, the second one ends them at once.
     """
-    threads = str(max((os.cpu_count() or 1) // ranks, 1))
+    threads = str(max(usable_cores() // ranks, 1))
     asked: list[int] = []
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from wgrad.device.cores import ranks_on_this_host
 from wgrad.device.errors import WgradError
 from wgrad.device.whole_numbers import whole_number
 from wgrad.train.ranks import keeper
@@ -21,7 +22,6 @@ from wgrad.train.ranks.world import RankFailure, World
 
 # Environment variables of Open MPI, MPICH and others, and Slurm's srun: number of processes, and this one's.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LAUNCHER = "WGRAD_LAUNCHER"  # environment variable: host and process id of the command with --ranks
 START_LIMIT = 60.0  # seconds until all ranks have found each other
@@ -71,7 +71,7 @@ def _kept(started: int) -> Iterator[Callable[[], None]]:
         finally:
             faulthandler.cancel_dump_traceback_later()
         return
-    here = next((os.environ[name] for name in _LOCAL_SIZES if whole_number(os.environ.get(name, "")) is not None), "1")
+    here = str(ranks_on_this_host())
     rank = next((os.environ[name] for name in _RANKS if whole_number(os.environ.get(name, "")) is not None), "0")
     host, _, launcher = os.environ.get(LAUNCHER, "").rpartition(" ")
     arguments = [rank, here, str(started), str(START_LIMIT), *([launcher] if host == socket.gethostname() else [])]

@@ -1,0 +1,174 @@
+"""Matmuls on the host's cores: the threads they take, and results."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice, recorded
+from wgrad.device import cores, host_matmul, openblas
+
+
+class FakeBlas:
+    """OpenBLAS' two functions, without its threads."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def put(self, threads: int) -> None:
+        self.threads = threads
+
+
+@pytest.fixture
+def blas(monkeypatch: pytest.MonkeyPatch) -> FakeBlas:
+    fake = FakeBlas(6)
+    threads = openblas._Threads(lambda: fake.threads, fake.put)
+    monkeypatch.setattr(openblas, "_threads", lambda: threads)
+    return fake
+
+
+@pytest.mark.parametrize(
+    "available, environment, usable, chosen",
+    [
+        (64, {}, 64, 64),
+        (64, {}, 2, 2),  # a container with 2 of 64 cores
+        (64, {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, 64, 8),  # ranks of one host share its cores
+        (64, {"MPI_LOCALNRANKS": "3"}, 64, 21),
+        (64, {"OMPI_COMM_WORLD_LOCAL_SIZE": "128"}, 64, 1),
+        (16, {}, 64, 16),  # more than OpenBLAS was built for
+        (5, {"OPENBLAS_NUM_THREADS": "5"}, 2, 5),  # the user's own number
+        (5, {"OMP_NUM_THREADS": "5", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 8, 5),
+        (8, {"OMP_NUM_THREADS": ""}, 4, 4),
+        (8, {"OMP_NUM_THREADS": "all"}, 4, 4),  # OpenBLAS ignores it, too
+    ],
+)
+def test_matmuls_take_the_cores_that_the_process_may_use(
+    available: int, environment: dict[str, str], usable: int, chosen: int
+) -> None:
+    assert openblas.chosen_threads(available, environment, usable) == chosen
+
+
+@pytest.mark.parametrize(
+    "files, quota",
+    [
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "5000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu.max": "100000 0\n"}, None),
+        ({"cpu.max": "\n"}, None),
+        ({}, None),
+    ],
+)
+def test_usable_cores_are_within_the_quota_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], quota: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    assert cores.usable_cores(tmp_path) == (quota or 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {7}, raising=False)
+    assert cores.usable_cores(tmp_path) == 1
+
+
+def test_operators_compute_with_one_thread_of_blas_and_restore_the_number(blas: FakeBlas) -> None:
+    @recorded
+    def seen() -> None:
+        numbers.append(blas.threads)
+        with openblas.one_blas_thread():
+            numbers.append(blas.threads)
+        numbers.append(blas.threads)
+
+    numbers: list[int] = []
+    seen(ReferenceDevice())
+    assert (numbers, blas.threads) == ([1, 1, 1], 6)
+
+
+def test_number_of_threads_is_restored_by_the_last_of_two_threads(blas: FakeBlas) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with openblas.one_blas_thread():
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait(60)
+    with openblas.one_blas_thread():
+        assert openblas._threads().get() == 6  # type: ignore[union-attr]
+    assert blas.threads == 1
+    leave.set()
+    thread.join(60)
+    assert blas.threads == 6
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+@pytest.mark.parametrize(
+    "left, right, transposed",
+    [
+        ((333, 421), (421, 189), ""),  # rows are cut
+        ((47, 612), (612, 575), "a"),  # columns are cut
+        ((85, 550), (550, 322), "b"),
+        ((3, 3, 45, 64), (3, 1, 64, 510), ""),
+        ((3, 301, 131), (131, 257), ""),
+        ((2, 2, 129, 250), (2, 1, 250, 131), "b"),
+        ((2, 1, 3, 121, 250), (1, 2, 1, 250, 131), ""),
+    ],
+)
+def test_matmul_cut_into_pieces_equals_numpys(
+    monkeypatch: pytest.MonkeyPatch, left: tuple[int, ...], right: tuple[int, ...], transposed: str, threads: int
+) -> None:
+    rng = np.random.default_rng(sum(left))
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in (left, right))
+    if transposed == "a":
+        a = np.ascontiguousarray(a.mT).mT
+    if transposed == "b":
+        b = np.ascontiguousarray(b.mT).mT
+    computed: list[int] = []
+    compute = host_matmul._Helpers.compute
+
+    def counted(self: host_matmul._Helpers, pieces: list[host_matmul._Piece]) -> None:
+        computed.append(len(pieces))
+        compute(self, pieces)
+
+    monkeypatch.setattr(host_matmul._Helpers, "compute", counted)
+    monkeypatch.setattr(host_matmul, "matmul_threads", lambda: threads)
+    cut = host_matmul.host_matmul(a, b)
+    assert 1 < computed[0] <= max(threads, len(cut.reshape(-1, *cut.shape[-2:])))
+    assert cut.dtype == np.float32 and np.allclose(cut, a.astype(np.float64) @ b, atol=2e-4)
+    assert np.array_equal(cut, host_matmul.host_matmul(a, b))
+
+
+def test_error_of_a_helping_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        raise MemoryError("no room for a piece")
+
+    monkeypatch.setattr(host_matmul, "matmul_threads", lambda: 3)
+    monkeypatch.setattr(host_matmul.np, "matmul", fail)
+    with pytest.raises(MemoryError, match="no room for a piece"):
+        host_matmul.host_matmul(np.ones((300, 300), np.float32), np.ones((300, 300), np.float32))
+
+
+def test_another_blas_keeps_its_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openblas, "_threads", lambda: None)
+    openblas.matmul_threads.cache_clear()
+    try:
+        assert openblas.matmul_threads() == 0
+        a = np.ones((300, 300), np.float32)
+        assert (host_matmul.host_matmul(a, a) == 300).all()
+    finally:
+        openblas.matmul_threads.cache_clear()
+
+
+def test_openblas_of_numpy_is_found() -> None:
+    name = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
+    assert (openblas._threads() is not None) == ("openblas" in name)
+    assert openblas.matmul_threads() >= ("openblas" in name)
