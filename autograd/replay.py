@@ -46,9 +46,11 @@ class Recorded:
                     submitted(number)
             return
         if self._runs:
+            rehearsal = self._rehearsal
             self._begin()
             try:
-                work()
+                if rehearsal is None or not self._device.repeat(rehearsal):
+                    work()
             except BaseException:
                 self._end()
                 self._replays.clear()  # incomplete: the next call records again

@@ -220,6 +220,9 @@ class Device(Protocol):
         after it: their memory stays reserved as scratch while the Replay exists, and has no contents between replays.
         rehearsal: of the same work; it is ignored from where the work differs."""
 
+    def repeat(self, rehearsal: Any) -> bool:
+        """Within `capture`, return whether rehearsed work needs not be done: a dry run can take its memory alone."""
+
     def round_products(self) -> None:
         """Compute later matmuls of many rows with frozen weights from operands rounded to 8 bits, with a scale per 64
         elements: faster on some GPUs, with an error of about 0.8 %. Raises DeviceError if nothing is gained."""

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.device.memory import Array, Pool
+from wgrad.device.errors import OutOfMemory
+from wgrad.device.memory import Array, Lease, Pool
+from wgrad.device.placement import Rehearsal
 from wgrad.device.runtime import HostCopy, PooledRuntime
 
 
@@ -26,7 +28,12 @@ class Nothing:
 
 
 class DryRuntime(PooledRuntime):
-    """Base of dry runtimes: everything but `launch`. Its arrays belong to it alone; downloads return zeros."""
+    """Base of dry runtimes: everything but `launch`. Its arrays belong to it alone; downloads return zeros.
+
+    repeats: work is not done again to be recorded, if only its memory matters, which `repeat` takes.
+    """
+
+    repeats = False
 
     def __init__(self, *, exact_blocks: bool = False) -> None:
         pools = (Pool(self._create_nothing, lambda block: None, exact=exact_blocks) for _ in range(2))
@@ -56,6 +63,23 @@ class DryRuntime(PooledRuntime):
 
     def flush(self) -> None:
         pass
+
+    def repeat(self, rehearsal: Rehearsal) -> bool:
+        """As for `PooledRuntime`. False where memory is short: the work may free cached values there."""
+        if not self.repeats or (calls := rehearsal.calls()) is None:
+            return False
+        before, arrays = self._pool.state(), dict[int, Lease]()
+        try:
+            for number in calls:
+                if number < 0:
+                    del arrays[~number]
+                else:
+                    arrays[number] = self._pool.allocate(rehearsal.lives[number].nbytes)
+        except OutOfMemory:
+            arrays.clear()
+            self._pool.restore(before)
+            return False
+        return True
 
     def pipelines_compiled(self) -> int:
         return 0

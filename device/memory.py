@@ -112,6 +112,11 @@ class _Placed:
         self.placement, self.blocks = placement, dict[int, Block]()
         self._turn = 0
 
+    def copy(self) -> _Placed:
+        copied = _Placed(self.placement)
+        copied.blocks, copied._turn = self.blocks.copy(), self._turn
+        return copied
+
     def next(self, wanted: int) -> int | None:
         """Return the number of the next array's block; None if the array has another size than in the rehearsal."""
         turn, self._turn = self._turn, self._turn + 1
@@ -151,6 +156,8 @@ class Pool:
         except OutOfMemory:
             if not self.spare():
                 raise
+            if self.rehearsal is not None:
+                self.rehearsal.spared = True
             block = self._find(wanted)
         if self.rehearsal is not None:
             self.rehearsal.taken(block, wanted)
@@ -299,6 +306,22 @@ class Pool:
             self._free.remove(entry)
             insort(self._scratch, entry)
         return touched
+
+    def state(self) -> dict[str, Any]:
+        """Return all that `restore` needs. The pool destroys nothing: it is that of a dry run."""
+        placed = self._placed
+        return {
+            **vars(self),
+            "_free": self._free.copy(),
+            "_scratch": self._scratch.copy(),
+            "_blocks": self._blocks.copy(),
+            "_touched": None if self._touched is None else self._touched.copy(),
+            "_placed": None if placed is None else placed.copy(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a state with the same blocks in use."""
+        vars(self).update(state)
 
     def forget(self, touched: set[Block]) -> None:
         """Release the blocks of a deleted recording. May be called at any time, even by a garbage collection."""

@@ -28,8 +28,10 @@ class Rehearsal:
 
     def __init__(self) -> None:
         self.lives: list[_Life] = []
+        self.spared = False  # whether memory was short, so that cached values were freed
         self._alive: dict[Hashable, _Life] = {}
         self._calls = 0
+        self._others = False  # whether it returned blocks that were taken before
 
     def taken(self, block: Hashable, nbytes: int) -> None:
         self._calls += 1
@@ -38,8 +40,22 @@ class Rehearsal:
 
     def returned(self, block: Hashable) -> None:
         self._calls += 1
-        if (life := self._alive.pop(block, None)) is not None:  # blocks taken before do not matter
+        if (life := self._alive.pop(block, None)) is None:  # blocks taken before do not matter for a placement
+            self._others = True
+        else:
             life.end = self._calls
+
+    def calls(self) -> list[int] | None:
+        """Return the calls of the pool in order: N where array N is taken, ~N where it is returned.
+
+        None: the work may take other arrays the next time, since it has left arrays behind, returned earlier ones, or
+        found memory short.
+        """
+        if self._alive or self._others or self.spared:
+            return None
+        at = [(life.begin, n) for n, life in enumerate(self.lives)]
+        at += [(int(life.end), ~n) for n, life in enumerate(self.lives)]
+        return [call for _, call in sorted(at)]
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,11 @@ class PooledRuntime:
         finally:
             self._pool.rehearsal = None
 
+    def repeat(self, rehearsal: Rehearsal) -> bool:
+        """Within `capture`, take and return the memory of rehearsed work in its place, and return whether that is the
+        same. Only a dry run may: nothing is recorded."""
+        return False
+
     @contextmanager
     def capture(self, rehearsal: Rehearsal | None = None) -> Iterator[Any]:
         """Run and record all launches inside. Uploads and downloads inside are not part of the replay."""

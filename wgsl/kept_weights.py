@@ -10,7 +10,7 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import size_class
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm.dequantized import Form, dequantized
-from wgrad.wgsl.gemm.plan import Gemm, Limits, plan
+from wgrad.wgsl.gemm.plan import Gemm, Limits, plan_on
 from wgrad.wgsl.moe.grouped import dequantized_first
 from wgrad.wgsl.runtime.runtime import Runtime
 
@@ -34,7 +34,7 @@ def _forms(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, ex
         if experts:
             form = dequantized_first(gemm, experts, limits)
             found += [] if form is None else [form]
-        elif name := (chosen := plan(gemm, limits)).dequantized:
+        elif name := (chosen := plan_on(device, gemm)).dequantized:
             found.append((np.dtype(name), chosen.gemm.in_blocks))
     return list(dict.fromkeys(found))
 

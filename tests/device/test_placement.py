@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from tests.conftest import wgpu_sibling
 from tests.device.test_memory import Driver, _is_consistent
 from wgrad.autograd.replay import Recorded
+from wgrad.device.dry_run import DryRuntime
 from wgrad.device.errors import OutOfMemory
 from wgrad.device.memory import Pool
 from wgrad.device.placement import Rehearsal, place
@@ -116,6 +118,54 @@ def test_what_was_taken_before_the_rehearsal_is_none_of_it() -> None:
     run(pool, PHASES)
     pool.rehearsal = None
     assert place(rehearsal) == place(rehearse(pool, PHASES))
+
+
+def test_calls_of_work_that_takes_the_same_arrays_again() -> None:
+    """Work that leaves arrays behind, returns earlier ones or finds memory short may take others the next time."""
+    pool = Made()
+    rehearsal = rehearse(pool, PHASES)
+    assert rehearsal.calls() == [0, ~0, 1, 2, ~1, 3, ~2, ~3]
+    rehearsal.spared = True
+    assert rehearsal.calls() is None
+    before = pool.allocate(KIB)
+    pool.rehearsal = rehearsal = Rehearsal()
+    kept = pool.allocate(KIB)
+    assert rehearsal.calls() is None
+    del kept
+    assert rehearsal.calls() == [0, ~0]
+    del before
+    assert rehearsal.calls() is None
+
+
+def test_a_pool_without_room_frees_cached_values_and_says_so() -> None:
+    pool = Made()
+    cached, pool.limit = [pool.allocate(8 * KIB)], 8 * KIB
+    pool.spare = lambda: bool(cached.pop())
+    pool.rehearsal = Rehearsal()
+    assert pool.allocate(8 * KIB) is not None and pool.rehearsal.spared
+
+
+@pytest.mark.parametrize("limit", [36, 20])
+def test_a_dry_run_repeats_what_was_rehearsed(limit: int) -> None:
+    """It takes the same memory as the work; where that is short nothing has happened, and the work decides."""
+    pools = []
+    for repeats in (True, False):
+        dry = DryRuntime()
+        dry.repeats, pool = repeats, dry._pool
+        rehearsal = rehearse(pool, PHASES)
+        pool.limit = limit * KIB
+        pool.begin_capture(rehearsal)
+        before = {name: copy(value) for name, value in vars(pool).items()} | {"_placed": None}
+        done = dry.repeat(rehearsal)
+        assert done == (repeats and limit == 36)
+        if not done and limit == 36:
+            run(pool, PHASES)
+        elif not done:
+            placed: Any = pool._placed
+            assert vars(pool) | {"_placed": None} == before and not placed.blocks and placed._turn == 0
+        pool.end_capture()
+        pools.append((pool.statistics(), [size for size, *_ in pool._scratch], pool._free))
+    assert pools[0] == pools[1]
 
 
 def test_what_lives_longer_than_it_did_keeps_its_memory() -> None:

@@ -255,7 +255,7 @@ def test_chunks_of_the_mlp_are_large_where_they_fit() -> None:
             return SimpleNamespace(config=config) if fits else None  # noqa: B023
 
         found = SimpleNamespace(config=RunOptions(**(options | changed)))
-        assert in_large_chunks(found, fitting).config.mlp_chunk == chosen and len(planned) == plans
+        assert in_large_chunks(found, found.config, fitting).config.mlp_chunk == chosen and len(planned) == plans
 
 
 def test_few_plans_find_the_fewest() -> None:

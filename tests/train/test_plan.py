@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from wgrad.autograd import chunks, select_device
 from wgrad.autograd.decoded_weights import DecodedWeights
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
-from wgrad.device.errors import WgradError
+from wgrad.device.dry_run import DryRuntime
+from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
 from wgrad.train.inference.generation import generate_ids
@@ -268,6 +270,43 @@ def test_a_dry_run_needs_not_all_chunks(make_checkpoint: Any, monkeypatch: pytes
         plan = run_dry(config, load_model_config(folder), folder, device, 3, None)
         found.append((plan.dry.memory(), plan.host_bytes, list(plan.dry.variants)))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"gradient_checkpointing": 3, "offload_activations": 2, "keep_projections": 3, "keep_dequantized": 2},
+        {"gradient_checkpointing": True, "stream_weights": "on"},
+        {"objective": "dpo", "lora_dropout": 0.1, "sample": True},
+    ],
+    ids=["recomputed", "streamed", "pairs"],
+)
+def test_a_dry_run_needs_not_do_recorded_work_twice(
+    more: dict[str, Any], make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is that of the rehearsal in its place. The same runs fit a limit, in the same memory."""
+    folder, device = make_checkpoint(num_hidden_layers=4), select_device.gpu_elsewhere("")
+    model, config = load_model_config(folder), config_of(**{"max_length": 64, "batch_size": 2, "sample": False, **more})
+    repeated, plain = list[bool](), DryRuntime.repeat
+
+    def noted(self: Any, rehearsal: Any) -> bool:
+        repeated.append(plain(self, rehearsal))
+        return repeated[-1]
+
+    def found(limit: int) -> Any:
+        try:
+            plan = run_dry(config, model, folder, device, 3, limit)
+        except OutOfMemory:
+            return None
+        return plan.dry.memory(), replace(plan, dry=None), list(plan.dry.variants)
+
+    results = []
+    for repeat in (noted, lambda self, rehearsal: False):
+        monkeypatch.setattr(DryRuntime, "repeat", repeat)
+        ample = found(40 << 20)
+        results.append([ample, *(found(ample[0].peak_reserved_bytes * share // 64) for share in (62, 58, 53))])
+    assert results[0] == results[1]
+    assert any(repeated)
 
 
 GPT_OSS_20B = {

@@ -207,6 +207,12 @@ def init_lora(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.
     return values
 
 
+def unwritten(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Return zeros in place of start values, for a dry run: all in the same memory."""
+    nothing = np.zeros(max(map(math.prod, shapes.values()), default=0), np.float32)
+    return {name: nothing[: math.prod(shape)].reshape(shape) for name, shape in shapes.items()}
+
+
 def variant_starts(lora: LoraConfig, modules: Mapping[str, tuple[int, int]]) -> dict[str, np.ndarray]:
     """Return the start values of a variant's own parameters by name. modules: those that may have an adapter."""
     if not lora.variant:

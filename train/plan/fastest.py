@@ -9,12 +9,10 @@ from itertools import accumulate
 from typing import Any
 
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.plan.fewer_layers import Forecast
+from wgrad.train.plan.fewer_layers import DOUBT, Forecast
 from wgrad.train.plan.speed import Rates
 from wgrad.train.step.activations import recomputed_layers
 from wgrad.train.step.dequantized import candidates
-
-_DOUBT = 0.02  # fraction of the limit by which a forecast may be wrong
 
 
 def least_seconds(fit: Any, cut: dict[int, RunOptions], rates: Rates) -> dict[int, float]:
@@ -65,7 +63,7 @@ def _room(
 
     None: the mode does not fit. Memory is assumed to grow linearly with the batch size.
     """
-    few, many, limit = min(cut), max(cut), fit.limit * (1 + _DOUBT)
+    few, many, limit = min(cut), max(cut), fit.limit * (1 + DOUBT)
 
     def peak(mode: dict[str, Any]) -> float:
         first, last = (forecast.peak(replace(cut[n], **mode)) for n in (few, many))

@@ -22,6 +22,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.plan import Plan, run_dry
 
 _LONGEST_PERIOD, _MOST_FIRST = 8, 4  # layers: of a period, and at the beginning that differ from the others
+DOUBT = 0.02  # fraction of a limit by which a forecast may be wrong
 _WORTH = 2  # a model must have more than _WORTH times the layers of both shorter ones, or it is not shortened
 
 

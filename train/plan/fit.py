@@ -22,6 +22,7 @@ from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
 from wgrad.train.plan.fastest import least_seconds
 from wgrad.train.plan.fewer_layers import Forecast, Shorter
+from wgrad.train.plan.keep_layers import cannot_fit, most_kept
 from wgrad.train.plan.keep_projections import hidden_projections, with_fewer_recomputed, with_gate_up
 from wgrad.train.plan.keep_weights import most_dequantized
 from wgrad.train.plan.memory_limit import (
@@ -45,7 +46,7 @@ from wgrad.train.step.activations import (
 )
 from wgrad.train.step.resident import SPARE
 from wgrad.train.step.room import Room
-from wgrad.train.step.search import FIRST, beside, largest, planned_beside
+from wgrad.train.step.search import FIRST, beside, largest
 
 MOST_ROWS = 1024  # largest batch that is tried
 
@@ -145,6 +146,10 @@ class Fit:
     def _plan(self, config: RunOptions, limit: int | None) -> Plan:
         return run_dry(config, self.model_config, self.folder, self.device, self.prompt_tokens, limit)
 
+    def unlimited(self, config: RunOptions) -> Plan:
+        """Plan a run without a limit."""
+        return self._plan(config, None)
+
     @property
     def layers(self) -> int:
         return self.model_config.num_hidden_layers
@@ -174,13 +179,15 @@ class Fit:
             return self._fastest(batches)
         rows = self.config.batch_size * self.config.gradient_accumulation_steps
         for mode in self.modes:
+            if cannot_fit(self, mode, batches[0]):
+                continue
             plan = partial(self._of_batch, batches, rows, mode)
             found = begin_streamed(self, mode, batches) or plan(len(batches))
             if found is None and (count := largest(plan, len(batches) - 1, self.limit)):
                 found = plan(count)
             if found is not None:
                 chosen = with_fewer_recomputed(self, self._refined(found, mode))
-                chosen = with_gate_up(self, in_large_chunks(chosen, self.fitting))
+                chosen = with_gate_up(self, in_large_chunks(chosen, chosen.config, self.fitting))
                 room = self.limit - self.limit // SPARE - chosen.peak_bytes
                 return most_dequantized(chosen, room, self.fitting) if self.weights_open else chosen
         return None
@@ -334,26 +341,10 @@ class Fit:
         if streamed and not self.device.shared_memory:
             return least_copied(self, found, left_open)
         if self.config.gradient_checkpointing == AUTO and mode["gradient_checkpointing"]:
-            plan = self._most_kept(found) if not left_open or self.copies_hide else found
+            plan = most_kept(self, found) if not left_open or self.copies_hide else found
             if plan is not found:
                 return plan
         return fewest_offloaded(found, self.layers, self.fitting) if left_open else found
-
-    def _most_kept(self, found: Plan) -> Plan:
-        """Return a plan that keeps the activations of as many layers as fit, searching from the number that equal
-        layers would allow. found: a plan with all recomputed."""
-        layers = self.layers
-        config = replace(found.config, keep_norms=found.config.keep_norms or False)
-        whole = self._plan(self.keeping(config, layers), None)
-        self.peaks.clear()
-        self.peaks.update({0: found.peak_bytes, layers: whole.peak_bytes})
-        each = max((whole.peak_bytes - found.peak_bytes) / layers, 1)
-
-        def plan(kept: int) -> Plan | None:
-            return self.fitting(self.keeping(config, kept))
-
-        guess = int((self.limit - found.dry.memory().peak_reserved_bytes) / each)
-        return planned_beside(found, guess, plan, layers - bool(config.keep_norms))
 
     def keeping(self, config: RunOptions, kept: int) -> RunOptions:
         """Return options that keep the activations of the last `kept` layers, and offload as many inputs as before, but

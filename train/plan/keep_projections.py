@@ -9,6 +9,7 @@ from typing import Any
 from wgrad.device.main_memory import free_memory
 from wgrad.train.model.weights import layer_flops
 from wgrad.train.options.finetune_config import MOST_KEPT
+from wgrad.train.plan.memory_limit import may_have_larger_chunks
 from wgrad.train.plan.plan import Plan
 from wgrad.train.plan.speed import Rates
 from wgrad.train.step.activations import gate_up_bytes, offloaded_bytes, recomputed_layers
@@ -44,6 +45,9 @@ def with_fewer_recomputed(fit: Any, plan: Plan) -> Plan:
     config, recomputed = plan.config, recomputed_layers(plan.config, fit.model_config)
     if not config.keep_projections or fit.config.keep_projections is not None:
         return plan
+    # In chunks as small as the limit asks for, if they are larger by now.
+    small = replace(config, mlp_chunk=fit.config.mlp_chunk)
+    config = small if may_have_larger_chunks(small) else config
     fewer = replace(fit.keeping(config, fit.layers - recomputed + 1), keep_projections=None)
     faster = fit.step_seconds(fewer, Rates()) < fit.step_seconds(config, Rates())
     return (fit.fitting(fewer) if faster else None) or plan

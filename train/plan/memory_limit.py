@@ -50,14 +50,14 @@ def fewest_offloaded(
     return plan(number) if number < most else found
 
 
-def in_large_chunks(found: Any, fitting: Callable[[RunOptions], Any]) -> Any:
-    """Return a plan whose MLP works in the largest chunks, if that fits too; else `found`.
+def in_large_chunks(found: Any, config: RunOptions, fitting: Callable[[RunOptions], Any]) -> Any:
+    """Return a plan of a run whose MLP works in the largest chunks, if that fits; else `found`.
 
     Small chunks are slower, and often the loss takes more memory anyway (bench/notes/checkpointing.md).
     """
-    if not may_have_larger_chunks(found.config):
+    if not may_have_larger_chunks(config):
         return found
-    return fitting(replace(found.config, mlp_chunk=f"{MLP_CHUNK_BYTES >> 20}MiB")) or found
+    return fitting(replace(config, mlp_chunk=f"{MLP_CHUNK_BYTES >> 20}MiB")) or found
 
 
 def may_have_larger_chunks(config: RunOptions) -> bool:

@@ -160,6 +160,7 @@ def run_dry(
     """Plan a run whose --stream-weights is settled. Raises OutOfMemory: beyond `limit` bytes."""
     dry = device.dry_run()
     dry.limit_memory(limit)
+    dry.repeats = True
     try:
         return _run_dry(config, model_config, folder, dry, prompt_tokens)
     except WgradError as error:  # its advice is not that for a limit, which the caller gives

@@ -43,7 +43,7 @@ def least_copied(fit: Any, found: Plan, offloads: bool) -> Plan:
     if none != found.config and fit.forecast is not None:  # `begin_streamed`
         host = fit.forecast.host_weights(none)
     else:
-        found = in_large_chunks(found, fit.fitting)
+        found = in_large_chunks(found, found.config, fit.fitting)
         none = found.config
     each = layer_bytes(host, fit.model_config)
     for name in _stay_in_turn(fit, none, each):

@@ -28,6 +28,7 @@ from wgrad.train.model.lora import (
     init_lora,
     linear_modules,
     lora_shapes,
+    unwritten,
     variant_starts,
     whole_shapes,
 )
@@ -131,7 +132,7 @@ def build_trainable(
         whole = {**parameters.tensors, **load_untrained(folder, model_config, device, contents)}
         return TrainableModel(Model(model_config, whole, device, **options), parameters, None, base)
     with advising(for_parameters(config)):
-        lora, values, start = _start(config, model_config)
+        lora, values, start = _start(config, model_config, contents)
     rounding = _rounding(config, lora, folder, model_config)
     weights = load_base(
         folder,
@@ -296,11 +297,12 @@ def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
     )
 
 
-def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray], PissaStart | None]:
-    """Return the adapter to train and its start values: those of --adapter, or new ones from the seed.
+def _start(
+    config: RunOptions, model: ModelConfig, contents: bool
+) -> tuple[LoraConfig, dict[str, np.ndarray], PissaStart | None]:
+    """Return the adapter to train and its start values: those of --adapter, or new ones (zeros without `contents`).
 
-    The dropout is always --lora-dropout. The third value is set for --init-lora-weights other than lora.
-    """
+    The dropout is always --lora-dropout. The third value is set for --init-lora-weights other than lora."""
     modules = linear_modules(model)
     if config.adapter and config.init_lora_weights == LORA:
         lora, values = load_adapter(config.adapter, *adaptable(model))
@@ -318,7 +320,8 @@ def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str
     shapes = lora_shapes(lora, modules, experts=expert_modules(model))
     _check_ranks(config, lora, shapes)
     if config.init_lora_weights == LORA:
-        return lora, init_lora(shapes, config.seed) | variant_starts(lora, modules), None
+        new = init_lora(shapes, config.seed) | variant_starts(lora, modules) if contents else unwritten(shapes)
+        return lora, new, None
     # With such a start, --adapter is the adapter of the checkpoint that the run resumes from.
     known = start_within(load_adapter(config.adapter, *adaptable(model))[1]) if config.adapter else None
     start = PissaStart(lora, shapes, config.init_lora_weights, config.seed, known)

@@ -41,13 +41,16 @@ def largest(plan: Callable[[int], Any], most: int, limit: float) -> int:
     return low
 
 
-def beside(guess: int, plan: Callable[[int], Any], most: int) -> int:
-    """Return the largest number up to `most` that has a plan, searching from `guess` in steps that double."""
+def beside(guess: int, plan: Callable[[int], Any], most: int, further: Callable[[Any], int] | None = None) -> int:
+    """Return the largest number up to `most` that has a plan, searching from `guess` in steps that double.
+
+    further: Says of a plan how many more seem to fit, and steps up are as large.
+    """
     low, high, step = 0, most + 1, 1
     at = min(max(guess, 1), most)
     while high - low > 1:
-        if plan(at) is not None:
-            low, at = at, at + step
+        if (found := plan(at)) is not None:
+            low, at = at, at + (step if further is None else max(further(found), 1))
         else:
             high, at = at, at - step
         step *= 2
@@ -56,7 +59,13 @@ def beside(guess: int, plan: Callable[[int], Any], most: int) -> int:
     return low
 
 
-def planned_beside(none: Found, guess: int, plan: Callable[[int], Found | None], most: int) -> Found:
+def planned_beside(
+    none: Found,
+    guess: int,
+    plan: Callable[[int], Found | None],
+    most: int,
+    further: Callable[[Found], int] | None = None,
+) -> Found:
     """Return the plan of the number that `beside` finds. none: the plan of 0."""
     plans = {0: none}
 
@@ -66,4 +75,4 @@ def planned_beside(none: Found, guess: int, plan: Callable[[int], Found | None],
             plans[number] = made
         return made
 
-    return plans[beside(guess, planned, most)]
+    return plans[beside(guess, planned, most, further)]

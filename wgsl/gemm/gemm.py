@@ -15,7 +15,7 @@ from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 from wgrad.wgsl.gemm.gemm_matrix_skinny import SkinnyTile
 from wgrad.wgsl.gemm.gemm_tile import Tile
 from wgrad.wgsl.gemm.gemv import VectorTile
-from wgrad.wgsl.gemm.plan import AnyTile, Gemm, Limits, Plan, form_of, plan
+from wgrad.wgsl.gemm.plan import AnyTile, Gemm, Limits, Plan, form_of, plan, plan_on
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.cooperative_text import constant_of
@@ -63,7 +63,9 @@ def multiply(
 ) -> None:
     """Plan and launch a GEMM whose arrays fit one binding each. tile, splits: as in `plan`."""
     plain = end.is_plain and gemm.batch == 1 and not gemm.lda and isinstance(b, Array) and not gemm.in_blocks
-    chosen = plan(replace(gemm, plain=True) if plain else gemm, Limits.of(device), tile, splits)
+    gemm = replace(gemm, plain=True) if plain else gemm
+    free = tile is None and splits is None
+    chosen = plan_on(device, gemm) if free else plan(gemm, Limits.of(device), tile, splits)
     assert chosen.shader != "gemm_int8" and not chosen.dequantized, "linear.py launches these"
     launch(device, chosen, a, b, end)
 

@@ -11,7 +11,7 @@ from wgrad.wgsl.gemm import gemm_int8
 from wgrad.wgsl.gemm.dequantized import dequantized
 from wgrad.wgsl.gemm.gemm import launch, matmul
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
-from wgrad.wgsl.gemm.plan import Gemm, Limits, plan
+from wgrad.wgsl.gemm.plan import Gemm, plan_on
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.runtime import Runtime
 
@@ -42,7 +42,7 @@ def linear_quantized_backward(
 
 def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, end: Epilogue, *, trans_b: bool) -> Array:
     mnk, form = (x.shape[0], end.out.shape[1], x.shape[1]), WeightForm.of(weight)
-    chosen = plan(Gemm(mnk, x.dtype_name, form, end.out.dtype_name, trans_b=trans_b), Limits.of(device))
+    chosen = plan_on(device, Gemm(mnk, x.dtype_name, form, end.out.dtype_name, trans_b=trans_b))
     if chosen.shader == "gemm_int8":
         gemm_int8.launch(device, chosen.splits, chosen.k_per_split, x, weight, end, trans_b=trans_b)
     elif chosen.dequantized:

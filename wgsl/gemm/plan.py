@@ -165,6 +165,16 @@ def plan(gemm: Gemm, limits: Limits, tile: AnyTile | None = None, splits: int | 
     return _with_tile(gemm, limits, tile, splits)
 
 
+def plan_on(device: Runtime, gemm: Gemm) -> Plan:
+    """Choose the kernel for a GEMM on a device. A dry run, in which most GEMMs repeat, remembers the choice."""
+    known: dict[Gemm, Plan] | None = device.gemm_plans
+    if known is None:
+        return plan(gemm, Limits.of(device))
+    if gemm not in known:
+        known[gemm] = plan(gemm, Limits.of(device))
+    return known[gemm]
+
+
 def skinny_tile(skinny: Skinny, limits: Limits) -> SkinnyTile | None:
     """Choose the tile of gemm_matrix_skinny.wgsl, or None where it does not serve the GEMM on this device."""
     if not limits.tensor_cores:

@@ -98,6 +98,7 @@ class DryRun(DryRuntime, Runtime):
         self.shared_memory, self.host_buffers = device.shared_memory, device.host_buffers
         self.copies_beside = device.copies_beside
         self._make_cache()
+        self.gemm_plans = {}
         self.variants: dict[Variant, None] = {}
 
     @property

@@ -38,6 +38,7 @@ class Runtime(PooledRuntime):
     matrix_shape = cooperative_shapes.BLOCK  # of one cooperative matrix
     few_registers = False  # choose smaller tiles, whose values fit few registers (Intel)
     attention_plan: Any = None  # a Plan that replaces the table's choice, for sweeps and tests
+    gemm_plans: dict[Any, Any] | None = None  # those of a dry run, which remembers them (gemm/plan.py)
 
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
         adapter = adapters.choose(spec)
