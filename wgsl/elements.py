@@ -60,19 +60,22 @@ def next_power_of_two(n: int) -> int:
 
 
 def flat_parts(
-    device: Runtime, arrays: Sequence[Array], multiple: int = _FLAT_STEP
+    device: Runtime, arrays: Sequence[Array], multiple: int = _FLAT_STEP, most: float = math.inf
 ) -> Iterator[tuple[int, list[Array]]]:
     """Flat pieces of arrays of one size, each within a binding: (first element, views).
 
-    Pieces start at multiples of `multiple` elements. Arrays that fit are returned whole.
+    Pieces start at multiples of `multiple` elements. Arrays that fit are returned whole. most: elements of a piece,
+    where `multiple` allows it.
     """
     size, widest = arrays[0].size, max(a.dtype.itemsize for a in arrays)
     if size == 0:
         return
-    if size * widest <= device.max_binding_bytes:
+    if size * widest <= device.max_binding_bytes and size <= most:
         yield 0, list(arrays)
         return
     step = device.max_binding_bytes // widest // multiple * multiple
+    if most < step:
+        step = max(int(most) // multiple, 1) * multiple
     if step == 0:
         raise DeviceError(f"{multiple} elements do not fit one binding of {device.max_binding_bytes} bytes")
     for at in range(0, size, step):

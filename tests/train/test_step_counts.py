@@ -152,7 +152,7 @@ def test_the_8b_trains_in_3_gib_with_its_weights_in_main_memory(counter: Any, sc
 _TILES_OF_ATTENTION = {
     f"attention{kernel}" for kernel in ("", "_backward_dq", "_backward_dkv", "_matrix", "_matrix_dq", "_matrix_dkv")
 }
-_DENSE = product(("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"), (2048, 32_768), (False, True, "int8"))
+_DENSE = list(product(("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"), (2048, 32_768), (False, True, "int8")))
 # DeltaNet and convolutions; experts, and eight query heads for each key head.
 _OTHERS = (("qwen3.5-4b", 32_768, False), ("qwen3-30b-a3b", 32_768, True), ("qwen3-30b-a3b", 32_768, False))
 _LAYERS = {"qwen3.5-4b": 4, "qwen3-30b-a3b": 1}  # with all kinds of launches

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.wgsl.launches import same_bits_in_parts
+from tests.wgsl.launches import launched, same_bits_in_parts
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F32, Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.int8 import int8_cases
+from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm_tile
 from wgrad.wgsl.gemm.gemm_tile import Tile
@@ -58,6 +60,54 @@ def test_matmuls_in_parts_have_the_same_bits(
     device = bind(WgpuDevice)()
     device.software = not tiled
     same_bits_in_parts(case, device, monkeypatch, "gemm" if tiled else "gemm_direct")
+
+
+@pytest.mark.parametrize(
+    "case", named(cases(), "lora_du/stack of 3/131", "lora_db/stack of 3/131"), ids=lambda c: c.name
+)
+def test_gradients_of_lora_in_parts_have_the_same_bits(
+    case: Case, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_bits_in_parts(case, wgpu_device, monkeypatch, "gemm_skinny")
+
+
+def test_gradients_of_a_table_in_parts_have_the_same_bits(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = np.random.default_rng(0).integers(0, 300, 700).astype(np.int32)
+    dy = np.random.default_rng(1).standard_normal((700, 5)).astype(np.float32)
+
+    def backward() -> np.ndarray:
+        given = {"dy": wgpu_device.upload(dy), "ids": wgpu_device.upload(ids)}
+        return np.asarray(wgpu_device.download(wgpu_device.embedding_backward(**given, vocab_size=311)))
+
+    with monkeypatch.context() as patch:  # first: a later run would find the links of this one in the same memory
+        names = launched(wgpu_device, patch)
+        patch.setattr(wgpu_device._submission_size, "dispatch_work", 1.0)
+        parts = backward()
+    assert names.count("embedding_backward") == 4  # three of 256 tokens, and the sums
+    whole = backward()
+    assert parts.tobytes() == whole.tobytes()
+    expected = np.zeros((311, 5), np.float32)
+    np.add.at(expected, ids, dy)
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q5_0", "q4_k", "q6_k"])
+def test_rounded_weights_in_parts_have_the_same_bits(
+    name: str, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts of 2^15 values, at which the arrays of every format begin at a multiple of 256 bytes."""
+    w = np.random.default_rng(2).standard_normal((99, 768)).astype(np.float32)
+
+    def rounded() -> list[bytes]:
+        kind: Any = formats()[name]
+        weight = kind.empty(w.shape, wgpu_device.empty)
+        wgpu_device.round_weight(wgpu_device.upload(w), weight)
+        return [wgpu_device.download(array).tobytes() for array in weight.arrays().values()]
+
+    whole = rounded()
+    names = launched(wgpu_device, monkeypatch)
+    monkeypatch.setattr(wgpu_device._submission_size, "dispatch_work", 1.0)
+    assert rounded() == whole and len(names) == 3
 
 
 def test_matmuls_of_8_bits_in_parts_have_the_same_bits(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

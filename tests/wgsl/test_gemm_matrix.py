@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.case_results import assert_case
-from tests.wgsl.launches import same_bits_in_parts
+from tests.wgsl.launches import launched, same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import loss
@@ -84,6 +84,15 @@ def test_cases_run_on_tensor_cores_within_the_limits(
     assert "gemm" not in matrix_device.launched  # no product of these cases goes anywhere else
     if case.name.split("/")[1] == "skinny":
         assert matrix_device.launched <= {"gemm_matrix_skinny", "gemm_reduce"}
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("op", ["lora_du", "lora_db"])
+def test_gradients_of_lora_run_in_parts(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    names = launched(matrix_device, monkeypatch, "gemm_matrix_skinny")
+    monkeypatch.setattr(matrix_device._submission_size, "dispatch_work", 1.0)
+    assert_case(next(case for case in skinny_cases() if case.op == op), matrix_device)
+    assert len(names) > 1  # one without the limit
 
 
 @pytest.mark.parametrize("case", [c for c in product_cases() if "/stack lowrank" in c.name and "medium" in c.name][:1])

@@ -9,6 +9,7 @@ from wgrad.wgsl.elements import GROUP, element_types, vector_width, wgsl_type
 from wgrad.wgsl.formats.formats import KINDS
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.dispatch_parts import range_parts
 from wgrad.wgsl.runtime.runtime import Runtime
 
 
@@ -34,9 +35,11 @@ def embedding_backward(device: Runtime, dy: Array, ids: Array, vocab_size: int) 
     vec, n = vector_width(columns), ids.size
     constants = element_types(vec, DY_T=dy)
     links = device.empty((n,), np.uint32)
-    params = [n, columns // vec, 0, vocab_size]
-    groups = device.groups(n, GROUP)
-    device.launch("embedding_backward", [ids, links, dy, None], params, groups, constants, entry="link")
+    work, count = 4.0 * n * n, -(-n // GROUP)  # each token is compared with all others
+    for first, last in range_parts(count, work, device.dispatch_work):
+        params, groups = [n, columns // vec, first * GROUP, 0], device.groups(last - first, 1)
+        some = work * (last - first) / count
+        device.launch("embedding_backward", [ids, links, dy, None], params, groups, constants, entry="link", work=some)
     for first, last in device.row_windows(vocab_size, columns * 4):
         part = device.view(dtable, (last - first, columns), first * columns)
         params = [n, columns // vec, first, last]

@@ -4,8 +4,8 @@
 //   ids [N] i32; links [N] u32: the next token with this id (N: none), with the top bit set if no earlier one has it;
 //   dy [N, columns] DY_T: f32 or f16, or vec4 of it where columns is a multiple of 4; dtable [last - first, columns]
 //   C_T.
-// Dispatch: link: ceil(N / 256) workgroups; each invocation searches both ways for its id (at worst N^2 / 2 comparisons
-// in all). main: ceil(N * columns / 256) workgroups (folded).
+// Dispatch: link: ceil(N / 256) workgroups, from token `first` on; each invocation searches both ways for its id (at
+// worst N^2 comparisons in all). main: ceil(N * columns / 256) workgroups (folded).
 struct Params { n: u32, columns: u32, first: u32, last: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> ids: array<i32>;
@@ -17,7 +17,7 @@ const FIRST = 0x80000000u;
 
 @compute @workgroup_size(256)
 fn link(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let token = (wg.x + wg.y * nwg.x) * 256u + lid;
+  let token = p.first + (wg.x + wg.y * nwg.x) * 256u + lid;
   if (token >= p.n) { return; }
   let id = ids[token];
   var before = token;

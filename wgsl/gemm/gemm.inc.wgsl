@@ -155,6 +155,7 @@ struct Params {
   rows: u32, columns: u32, rank: u32, ld_s: u32,
   ld_c: u32, first_rank: u32, column_1: u32, column_2: u32, part_rank: u32, zero: u32, alpha: f32,
   k_per_split: u32, split_size: u32,  // of gemm_matrix_skinny.wgsl
+  first_tile: u32,  // along X, of earlier dispatches
 }
 @group(0) @binding(0) var<uniform> p: Params;
 

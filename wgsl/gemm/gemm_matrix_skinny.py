@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from wgrad.device.memory import Array
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue, reduce_splits
-from wgrad.wgsl.gemm.gemm_skinny import Skinny
+from wgrad.wgsl.gemm.gemm_skinny import Skinny, launch_along_x
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.cooperative_text import constant_of
 from wgrad.wgsl.runtime.runtime import Runtime
@@ -150,19 +150,12 @@ def launch(
     accumulate: bool,
 ) -> None:
     """out = alpha * product (+ out where `accumulate`)."""
-    rows, columns = product.x_shape
     splits, length = splits_of(product, tile)
     constants = product.constants(accumulate) | tile.constants(_fragments(product.rank))
     constants |= {"VEC_S": _vectors(product), "BY_STEPS": _by_steps(product), "SPLIT": splits > 1}
     constants |= constant_of(device.matrix_shape)
     target = device.empty((splits, *out.shape)) if splits > 1 else out
-    device.launch(
-        "gemm_matrix_skinny",
-        [x, s, target],
-        product.parameters(out, alpha, length),
-        groups(product, tile, splits),
-        constants,
-        work=2.0 * rows * columns * product.rank,
-    )
+    tiles = groups(product, tile, splits)
+    launch_along_x(device, "gemm_matrix_skinny", [x, s, target], product, out, alpha, length, tiles, constants)
     if splits > 1:
         reduce_splits(device, target, Epilogue(out, alpha, accumulate=accumulate), (out.shape[0], out.shape[1], splits))

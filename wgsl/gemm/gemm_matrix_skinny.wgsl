@@ -72,7 +72,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let ld = 2u * S_LD;  // row stride for cooperative loads, in vec4<f16>
   let ld_x = 2u * X_LD;
   let ld_strip = 4u;
-  let first_x = wg.x * TILE;
+  let first_x = (p.first_tile + wg.x) * TILE;
 #include "gemm.inc.wgsl" skinny_range
 #if SPLIT
   // In a part with fewer shares than others, some would begin beyond its end: they give zeros.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from wgrad.device.memory import Array
 from wgrad.wgsl.formats.formats import KINDS, part_bounds
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.dispatch_parts import range_parts
 from wgrad.wgsl.runtime.runtime import Runtime
 
 MOST_RANK = 64
@@ -44,11 +46,11 @@ class Skinny:
         """Parts with workgroups of their own: all, if the reduction runs along the columns of X."""
         return 1 if self.along_rows else max(1, len(self.parts))
 
-    def parameters(self, out: Array, alpha: float, k_per_split: int = 0) -> list[int | float]:
+    def parameters(self, out: Array, alpha: float, k_per_split: int, first_tile: int) -> list[int | float]:
         rows, columns = self.x_shape
         bounds = part_bounds(self.parts, columns)
         shape = [rows, columns, self.rank, self.s_columns, out.shape[1]]
-        return [*shape, self.first_rank, *bounds, self.part_rank, 0, float(alpha), k_per_split, out.size]
+        return [*shape, self.first_rank, *bounds, self.part_rank, 0, float(alpha), k_per_split, out.size, first_tile]
 
     def constants(self, accumulate: bool) -> dict[str, Constant]:
         return {
@@ -92,10 +94,29 @@ def launch(device: Runtime, product: Skinny, x: Array, s: Array, out: Array, alp
         "SLICES": slices,
         "DEPTH": depth,
     }
-    params = product.parameters(out, alpha)
     groups = (-(-(columns if product.along_rows else rows) // _SIDE), product.parts_along_y, 1)
+    launch_along_x(device, "gemm_skinny", [x, s, out], product, out, alpha, 0, groups, constants)
+
+
+def launch_along_x(
+    device: Runtime,
+    shader: str,
+    arrays: Sequence[Array],
+    product: Skinny,
+    out: Array,
+    alpha: float,
+    k_per_split: int,
+    groups: tuple[int, int, int],
+    constants: Mapping[str, Constant],
+) -> None:
+    """Launch workgroups along X, in as many dispatches as `Runtime.dispatch_work` asks for."""
+    tiles, *others = groups
+    rows, columns = product.x_shape
     work = 2.0 * rows * columns * product.rank
-    device.launch("gemm_skinny", [x, s, out], params, groups, constants, work=work)
+    for first, end in range_parts(tiles, work, device.dispatch_work):
+        params = product.parameters(out, alpha, k_per_split, first)
+        part = (end - first, others[0], others[1])
+        device.launch(shader, arrays, params, part, constants, work=work * (end - first) / tiles)
 
 
 def _workgroup_bytes(depth: int, rank4: int, slices: int) -> int:

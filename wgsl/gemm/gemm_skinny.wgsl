@@ -43,7 +43,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let slice = lid / BLOCKS;
   let along_x = (lid % BLOCKS) / RANK4;
   let along_rank = lid % RANK4;
-  let first_x = wg.x * 16u;
+  let first_x = (p.first_tile + wg.x) * 16u;
 #include "gemm.inc.wgsl" skinny_range
 #unroll i 4
   var acc_$i = vec4<f32>(0.0);
