@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,10 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import probe as self_check
 from wgrad.autograd.selftest.verify import turn_off_what_failed
 from wgrad.device.contract import Device
-from wgrad.device.errors import DeviceError, DeviceUnavailable, NoGpu, OperatorMissing
+from wgrad.device.errors import DeviceError, DeviceLost, DeviceUnavailable, NoGpu, OperatorMissing
 from wgrad.device.shown import short
 
+_PAUSES = (0.5, 2.0)  # seconds before a GPU that was lost while it was opened is opened again
 _LONGEST = 500  # characters of a name; drivers' names are shorter
 SPECS = "auto, hip, hip:<index or part of a name>, wgpu, wgpu:<index or part of a name>, cpu"
 _KINDS = {"auto": False, "hip": True, "wgpu": True, "cpu": False}  # whether an index or part of a name may follow
@@ -221,16 +223,29 @@ def _wgpu(adapter: str | None, reason: str) -> Device:
     """Open a wgpu device. DeviceUnavailable: it cannot be opened."""
     name = "wgpu" if adapter is None else f"wgpu:{adapter}"
     try:
-        device: Device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
-        if matrix_units.first_check(device):
-            device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
-        turn_off_what_failed(device)
+        device = _open_wgpu(adapter)
     except (ImportError, OSError) as error:
         raise DeviceUnavailable(f"device {name}: {error}; pip install wgpu") from error
     except DeviceError as error:
         raise DeviceUnavailable(f"device {name}: {error}") from error
     device.reason = reason
     return device
+
+
+def _open_wgpu(adapter: str | None) -> Device:
+    """Open a wgpu device, again if it is lost meanwhile: a driver may be resetting the GPU for another program."""
+    for pause in (*_PAUSES, None):
+        try:
+            device: Device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
+            if matrix_units.first_check(device):
+                device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
+            turn_off_what_failed(device)
+            return device
+        except DeviceLost:
+            if pause is None:
+                raise
+        time.sleep(pause)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _list_adapters(again: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -12,7 +12,7 @@ import pytest
 from wgrad.autograd import select_device as dispatch
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import probe as self_check
-from wgrad.device.errors import DeviceError, DeviceUnavailable, ShapeError
+from wgrad.device.errors import DeviceError, DeviceLost, DeviceUnavailable, ShapeError
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.gpus import Gpu
 
@@ -25,10 +25,14 @@ class FakeWgpu(ReferenceDevice):
     name = "wgpu"
     matrix_units = float16 = False
     broken: tuple[str | None, ...] = ()
+    losses = 0  # attempts in which the GPU is lost
 
     def __init__(self, spec: str | None = None) -> None:
         super().__init__()
         self.spec = spec
+        if type(self).losses:
+            type(self).losses -= 1
+            raise DeviceLost("adapter 0 gave no device: Parent device is lost")
         if spec in self.broken:
             raise DeviceError(f"adapter {spec} has no limits")
 
@@ -91,6 +95,22 @@ def test_auto_passes_over_an_adapter_that_does_not_open(machine: Any) -> None:
     machine([INTEL, AMD], broken=("1",))
     device: Any = dispatch.select_device("auto")  # a GPU of its own comes first
     assert device.spec == "0" and "adapter 1 has no limits" in device.reason
+
+
+@pytest.mark.parametrize("losses", [1, 2, 3])
+def test_a_gpu_that_is_lost_as_it_opens_is_opened_again(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, losses: int
+) -> None:
+    pauses = list[float]()
+    monkeypatch.setattr(dispatch.time, "sleep", pauses.append)
+    monkeypatch.setattr(FakeWgpu, "losses", losses)
+    machine([INTEL])
+    if losses < 3:
+        assert dispatch.select_device("wgpu").name == "wgpu"
+    else:
+        with pytest.raises(DeviceUnavailable, match="device wgpu: adapter 0 gave no device: Parent device is lost"):
+            dispatch.select_device("wgpu")
+    assert pauses == [0.5, 2.0][:losses]
 
 
 CRASHING = {"name": "the Vulkan driver bad_icd.json", "crash": "crashed (SIGSEGV) while its adapters were listed"}

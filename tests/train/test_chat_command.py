@@ -6,7 +6,9 @@ import io
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,14 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
+from tests.train.lossy_device import Front
 from tests.train.serving import BASE
+from wgrad.device.errors import DeviceLost
 from wgrad.train.commands import chat as chat_command
 from wgrad.train.commands.chat_thoughts import Thoughts
 from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.inference import open_model
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
@@ -107,6 +112,35 @@ def test_compare_shows_the_base_next_to_the_adapter(talk: Any, model: Path, adap
     _, out, _ = talk(b"Hear, my son\nAnd?\n", "--adapter", adapter, "--compare")
     later = generated(capsys, f"{prompt}{own}\nuser: And?\nassistant:", "--adapter", adapter)
     assert "".join(later.split()) in "".join("".join(row.partition(" | ")[2].split()) for row in out.splitlines())
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+def test_a_turn_is_answered_again_after_a_loss(
+    talk: Any, model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, losses: int
+) -> None:
+    """On the device that was opened again, and with the turns before. A second loss within a turn ends the chat."""
+    front, generate, calls = Front(), chat_command.text_ids, Counter[str]()
+
+    def losing(of: Any, prompt: Any, *rest: Any) -> Iterator[int]:
+        calls["all"] += 1
+        if 2 <= calls["all"] < 2 + losses:
+            yield from islice(generate(of, prompt, *rest), 2)
+            of.device.lost = True
+            raise DeviceLost("the device was lost while reading")
+        yield from generate(of, prompt, *rest)
+
+    first = talk(b"Hear, my son\n", "--model", model)[1]
+    second = talk(b"Hear, my son\nAnd then?\n", "--model", model)[1].removeprefix(first)
+    monkeypatch.setattr(open_model, "select_device", lambda *_, **__: front.device())
+    monkeypatch.setattr(chat_command, "text_ids", losing)
+    status, out, err = talk(b"Hear, my son\nAnd then?\n", "--model", model)
+    assert front.shares == [1]
+    assert "wgrad: the device was lost while reading: it is opened again, and the answer begins anew\n" in err
+    assert out.startswith(first)
+    if losses == 1:
+        assert status == 0 and out.endswith(second) and len(out) > len(first + second)
+    else:
+        assert status == 2 and err.splitlines()[-1] == "wgrad: error: the device was lost while reading"
 
 
 def test_what_cannot_be_answered_is_said_and_the_talk_goes_on(talk: Any, model: Path, adapter: Path) -> None:

@@ -20,18 +20,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.lossy_device import Front, LossyDevice
 from tests.train.serving import BASE, Client, make_talker, serving
 from wgrad.device.errors import DeviceLost, OutOfMemory
+from wgrad.train.commands import serve as serve_command
+from wgrad.train.commands.serve import load
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.growing import Growing
+from wgrad.train.inference.open_model import open_model
 from wgrad.train.model.model import Mixed
 from wgrad.train.options.generate_config import Sampling
+from wgrad.train.options.serve_config import ServeConfig
+from wgrad.train.serve import engine as engine_module
 from wgrad.train.serve import pace, prompts
 from wgrad.train.serve.engine import Engine
 from wgrad.train.serve.exchange import Events, Outbox
 from wgrad.train.serve.jobs import Event, Failed, Job, Piece
 from wgrad.train.serve.limits import Limits
 from wgrad.train.serve.logit_edits import LogitEdits
+from wgrad.train.serve.losses import Losses
 
 
 @pytest.fixture(scope="module")
@@ -384,7 +391,7 @@ def losing(engine: Engine, monkeypatch: pytest.MonkeyPatch, calls: Sequence[int]
 
     monkeypatch.setattr(Batch, "queue", counted(queue))
     monkeypatch.setattr(prompts, "score", counted(score))
-    found = Engine(models, engine.tokenizers, Limits(512, 4, 9), reload)
+    found = Engine(models, engine.tokenizers, Limits(512, 4, 9), Losses(reload))
     return found, losses
 
 
@@ -435,6 +442,33 @@ def test_after_three_losses_with_no_answer_in_between_it_ends_with_a_report(
     with pytest.raises(DeviceLost, match="it does not open again"):
         run(within, job(found))
     assert losses == [1, 2]
+
+
+def test_a_device_that_is_lost_before_the_first_request_is_opened_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the models are loaded, and while the server warms up."""
+    front, jobs, losses = Front(), list[Event](), [0]
+    opened = replace(open_model(ServeConfig(model=str(BASE), device="cpu", context=64)), device=front.device())
+
+    def losing(work: Any) -> Any:
+        def call(first: Any, *rest: Any) -> Any:
+            losses[0] += 1
+            if losses[0] in (1, 3):  # of: loaded, loaded again, warmed up, loaded again
+                first.device.lost = True
+                raise DeviceLost("the device was lost")
+            return work(first, *rest)
+
+        return call
+
+    monkeypatch.setattr(LossyDevice, "name", "lossy")
+    monkeypatch.setattr(serve_command, "build_text_models", losing(serve_command.build_text_models))
+    monkeypatch.setattr(engine_module, "warm_up", losing(lambda *_: None))
+    found, _ = load(opened, {})
+    found.warm_up(1.0)
+    assert front.shares == [1, 2] and losses == [4]
+    run(found, job(jobs, max_new_tokens=2))
+    assert text(jobs)
 
 
 def test_an_error_within_a_stream_is_its_last_event(waiting: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 
-from wgrad.device.errors import UnusableResult, WgradError
+from wgrad.device.errors import DeviceLost, UnusableResult, WgradError
+from wgrad.device.lost import lost_in
 from wgrad.train.commands.chat_thoughts import Thoughts
 from wgrad.train.data.chat import Message
 from wgrad.train.inference.generation import Decoder
@@ -45,12 +48,13 @@ def run_chat(args: ChatConfig) -> int:
     Raises:
         WgradError: Model or options cannot be used (before the first turn).
         UnusableResult: The model's logits are not finite.
+        DeviceLost: The device was lost twice in a turn, or cannot be opened again.
     """
     opened = open_model(args)
     if opened.head_note:
         say(f"note: {opened.head_note}", "stderr")
     talks = _talks(opened)
-    thoughts = talks[0].thoughts
+    thoughts, losses = talks[0].thoughts, 0
     for line in _lines():
         command = line.strip()
         if command == EXIT:
@@ -67,7 +71,9 @@ def run_chat(args: ChatConfig) -> int:
             say("Ctrl-C    stop an answer", "stderr")
         elif command:
             try:
-                _answer(talks, line)
+                if lost := lost_in(partial(_answer, talks, line)):
+                    opened, losses = _load_again(talks, opened, lost, losses + 1), losses + 1
+                    _answer(talks, line)
             except UnusableResult:
                 raise
             except WgradError as error:  # the turn is taken back; another one may work
@@ -119,8 +125,14 @@ class Talk:
 
 def _talks(opened: Opened[ChatConfig]) -> list[Talk]:
     """Load the models, each with a conversation. WgradError: the model has no chat template."""
-    args, positions = opened.args, context_of(opened)
     _ = opened.tokenizer.chat_template  # compiled before weights are read
+    thoughts = Thoughts(notes=_is_terminal())
+    return [Talk(name, model, opened, thoughts) for name, model in _load(opened).items()]
+
+
+def _load(opened: Opened[ChatConfig]) -> dict[str, Model]:
+    """Load the models of the conversations by name."""
+    args, positions = opened.args, context_of(opened)
     names: dict[str, str | None] = {"with the adapter": args.adapter} if args.adapter else {"": None}
     if args.compare:
         names = {"without the adapter": None, **names}
@@ -132,9 +144,26 @@ def _talks(opened: Opened[ChatConfig]) -> list[Talk]:
             prompt = [0] * max(positions - 3, 1)
             list(text_ids(model, prompt, min(3, positions - 1), replace(args, temperature=1.0), ()))
 
-    thoughts = Thoughts(notes=_is_terminal())
-    models = build_text_models(opened, names, positions, longest)
-    return [Talk(name, model, opened, thoughts) for name, model in models.items()]
+    return build_text_models(opened, names, positions, longest)
+
+
+def _load_again(talks: Sequence[Talk], opened: Opened[ChatConfig], lost: DeviceLost, losses: int) -> Opened[ChatConfig]:
+    """Open the lost device again, and load the models of the conversations. Raises DeviceLost if that is impossible.
+
+    Args:
+        losses: How often the device was lost so far.
+    """
+    if not opened.device.reopens:
+        raise lost
+    say(f"wgrad: {one_line(lost)}: it is opened again, and the answer begins anew", "stderr")
+    for talk in talks:
+        del talk.model
+    gc.collect()
+    opened = replace(opened, device=opened.device.reopen(losses))
+    models = _load(opened)
+    for talk in talks:
+        talk.model, talk.opened = models[talk.name], opened
+    return opened
 
 
 # ---- the terminal --------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ try:
     from wgrad.train.serve.guard import Guard
     from wgrad.train.serve.http_server import HttpServer, address_text, open_address
     from wgrad.train.serve.limits import Limits
+    from wgrad.train.serve.losses import Losses
     from wgrad.train.serve.preparation import ModelFacts, Preparation
     from wgrad.train.serve.request_log import RequestLog
 except ImportError as error:
@@ -106,7 +107,8 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
         opened.display.say(f"device: {opened.device.description}, opened again")
         return build()
 
-    engine = Engine(build(), tokenizers, limits, reload if opened.device.reopens else None)
+    losses = Losses(reload if opened.device.reopens else None)
+    engine = Engine(losses.loaded(build), tokenizers, limits, losses)
     return engine, Preparation(
         tokenizers,
         opened.config.vocab_size,

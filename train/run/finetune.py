@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from wgrad.device.errors import WgradError
+from wgrad.device.lost import lost_in
 from wgrad.device.shown import short
 from wgrad.train.model.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
@@ -17,7 +18,7 @@ from wgrad.train.ranks.launch import REQUEST
 from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
-from wgrad.train.run.recovery import Losses, lost_in
+from wgrad.train.run.recovery import Losses
 from wgrad.train.run.session import open_session
 from wgrad.train.run.whole_run import WholeRun
 from wgrad.train.step.activations import recomputes_all

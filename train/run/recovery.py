@@ -26,15 +26,6 @@ _LOST_AT = "WGRAD_LOST_AT"  # saved steps after which earlier processes lost the
 _PAUSE = 5.0  # seconds before a new process opens a GPU: its driver needs a while to reset it
 
 
-def lost_in(run: Callable[[], None]) -> DeviceLost | None:
-    """Call `run`. Return the error if the device was lost, without its traceback, which would keep arrays alive."""
-    try:
-        run()
-    except DeviceLost as error:
-        return type(error)(str(error))
-    return None
-
-
 class Losses:
     """Counts how often a run lost its device at each step. Each rank counts its own."""
 

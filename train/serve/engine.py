@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory, WgradError
+from wgrad.device.lost import lost_in
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.inference.continuous import CHUNK, Batch, padded
 from wgrad.train.inference.generation import not_finite
@@ -25,7 +26,7 @@ from wgrad.train.inference.warm_up import warm_up
 from wgrad.train.model.model import Model
 from wgrad.train.serve.jobs import LENGTH, STOP, Answer, Failed, Job
 from wgrad.train.serve.limits import Full, Limits
-from wgrad.train.serve.losses import MOST_OF_A_REQUEST, Losses, Reload
+from wgrad.train.serve.losses import MOST_OF_A_REQUEST, Losses
 from wgrad.train.serve.member import Member
 from wgrad.train.serve.metrics import Metrics, State
 from wgrad.train.serve.pace import Pace
@@ -39,21 +40,21 @@ _JOINING = 2 * CHUNK  # most tokens of prompts that are read between two blocks
 
 
 class Engine:
-    """Answers jobs with `models` and their `tokenizers` (by name), on the thread that calls `run`. reload: loads the
-    models again after a loss of the device; None if it cannot be opened again."""
+    """Answers jobs with `models` and their `tokenizers` (by name), on the thread that calls `run`. losses: of the
+    device so far."""
 
     def __init__(
         self,
         models: Mapping[str, Model],
         tokenizers: Mapping[str, Tokenizer],
         limits: Limits,
-        reload: Reload | None = None,
+        losses: Losses | None = None,
     ) -> None:
         self.models, self.tokenizers, self.limits = models, tokenizers, limits
         self._line: list[Job] = []
         self._changed = threading.Condition()
         self._closing = self._recovering = False
-        self.metrics, self._losses = Metrics(), Losses(reload)
+        self.metrics, self._losses = Metrics(), losses or Losses(None)
         self._batch = Batch(next(iter(models.values())), limits.rows, limits.keys)
         self._members: dict[Growing, Member] = {}
         self._again: list[Member] = []  # members whose texts must be read again
@@ -101,9 +102,12 @@ class Engine:
         return State(len(self._line), len(batch.members), batch.rows, *keys)
 
     def warm_up(self, seconds: float) -> None:
-        """Record the steps of the first requests, before `run`. Does nothing on the NumPy device."""
-        if self._batch.device.name != "cpu":
-            warm_up(self._batch, seconds)
+        """Record the steps of the first requests, before `run`. Does nothing on the NumPy device.
+
+        Raises DeviceLost if the device is lost for good.
+        """
+        if self._batch.device.name != "cpu" and (lost := lost_in(lambda: warm_up(self._batch, seconds))):
+            self._recover(one_line(lost))
 
     # ---- the device's thread -------------------------------------------------------------------
     def run(self) -> None:
@@ -111,8 +115,8 @@ class Engine:
         reason = ENDING
         try:
             while self._wait():
-                if lost := self._turn_or_loss():
-                    self._recover(lost)
+                if lost := lost_in(self._turn_once):
+                    self._recover(one_line(lost))
         except DeviceError as error:
             reason = one_line(error)
             raise
@@ -120,13 +124,8 @@ class Engine:
             self.close()
             self._fail(list(self._members.values()), BUSY, reason)
 
-    def _turn_or_loss(self) -> str:
-        """Take a turn; return the message of a loss of the device. The error's traceback would keep arrays alive."""
-        try:
-            self._guarded(self._turn, lambda: list(self._members.values()))
-        except DeviceLost as error:
-            return one_line(error)
-        return ""
+    def _turn_once(self) -> None:
+        self._guarded(self._turn, lambda: list(self._members.values()))
 
     def _recover(self, reason: str) -> None:
         """Load the models again, and continue the answers. Those that see a second loss fail."""

@@ -19,6 +19,7 @@ from wgrad.train.terminal.output import say
 
 _CONNECTIONS = 1000  # at once; more are answered with status 503
 _END_SECONDS = 5  # for unfinished answers when the server ends
+_FORCED_SECONDS = 2  # to end without them
 
 
 class Address(NamedTuple):
@@ -124,7 +125,13 @@ class HttpServer:
             self._on_end()
 
     def stop(self) -> None:
-        """Stop accepting requests, and give unfinished answers some seconds."""
+        """Stop accepting requests, and give unfinished answers some seconds, unless a signal comes meanwhile."""
         self._server.should_exit = True
-        self._thread.join(2 * _END_SECONDS)
-        self._socket.close()
+        try:
+            self._thread.join(2 * _END_SECONDS)
+        except BaseException:
+            self._server.force_exit = True
+            self._thread.join(_FORCED_SECONDS)  # with its socket open: it would print a traceback
+            raise
+        finally:
+            self._socket.close()

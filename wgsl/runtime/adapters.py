@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from wgrad.device.cache import cache_folder
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.whole_numbers import whole_number
 from wgrad.wgsl.runtime import adapter_check, cooperative_shapes, matrix_units, native, vulkan_memory
 
@@ -244,7 +244,12 @@ def _wanted(adapter: Any) -> list[str]:
 
 
 def open_device(adapter: Any) -> Any:
-    """Open a wgpu device with the wanted features that the adapter has, and its own limits."""
+    """Open a wgpu device with the wanted features that the adapter has, and its own limits.
+
+    Raises:
+        DeviceLost: It was lost as it was opened.
+        DeviceError: The driver refuses it.
+    """
     features = _wanted(adapter)
     limits = {name: adapter.limits[name] for name in WANTED_LIMITS if name in adapter.limits}
     if matrix_shape(adapter) and matrix_units.may_ask(card(adapter)):
@@ -256,5 +261,7 @@ def open_device(adapter: Any) -> Any:
     try:
         return adapter.request_device_sync(required_features=features, required_limits=limits)
     except Exception as error:
+        native.error_log().messages.clear()
         said = " ".join(str(error).split())
-        raise DeviceError(f"adapter '{adapter.info['device']}' gave no device: {said}") from error
+        kind = DeviceLost if "lost" in said.lower() else DeviceError
+        raise kind(f"adapter '{adapter.info['device']}' gave no device: {said}") from error
