@@ -195,7 +195,7 @@ def _contents(reader: Any, field: Any) -> Any:
 def _entries(reader: Any, path: Path, source: str, fields: dict[str, Any]) -> dict[str, TensorEntry]:
     """Return the tensors of one file. fields: metadata of the model's first file."""
     architecture = fields.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise WgradError(
             f"{source}: {path}: general.architecture must be one of {', '.join(ARCHITECTURES)}, got "
             f"{show(architecture)}: use the model in safetensors"
