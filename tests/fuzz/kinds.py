@@ -28,6 +28,7 @@ from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.commands import command_case
 from tests.fuzz.families import family_case
 from tests.fuzz.folders import folder_case
+from tests.fuzz.gguf_keys import gguf_keys_case
 from tests.fuzz.guided import guided_case
 from tests.fuzz.library import python_case
 from tests.fuzz.names import names_case
@@ -364,6 +365,7 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "experts": (5, experts_case),
     "family": (12, family_case),
     "gguf": (6, gguf_case),
+    "gguf-keys": (7, gguf_keys_case),
     "index": (5, index_case),
     "tokenizer": (9, tokenizer_case),
     "tokenizer-config": (6, tokenizer_config_case),
