@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from wgrad.device.errors import NeedsNewProcess, WgradError
 from wgrad.train.commands import actions
 from wgrad.train.commands.cli import main
-from wgrad.train.ranks import launch, start
+from wgrad.train.ranks import keeper, launch, start
 from wgrad.train.ranks.deal import deal, even_shares
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.shares import EVERY, MEASURED, SKIPPED, Shares
@@ -192,3 +193,23 @@ def test_what_is_known_of_the_ranks_that_are_left_stays_known() -> None:
         shares.observe([1.0, 1.0, 3.0])
     shares.begin([members(3)[0], members(3)[2]])
     assert shares.sizes == [6, 2]
+
+
+def test_a_rank_that_ended_is_named_by_the_rank_that_acts_first(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher ends the others with it, so a lowest rank that is late could not name it any more."""
+    checks = {}
+    for rank in (1, 2):
+        clock, ended = itertools.count(step=keeper.EVERY), list[int]()
+        with monkeypatch.context() as patch:
+            patch.setattr(keeper.select, "select", lambda *_: [[]])
+            patch.setattr(keeper.time, "monotonic", lambda: next(clock))  # noqa: B023
+            patch.setattr(keeper, "launcher_of", lambda _: 1 << 30)
+            patch.setattr(keeper, "ranks_of", lambda _: {1, 2})
+            patch.setattr(keeper.os, "kill", lambda pid, number: ended.append(number))  # noqa: B023
+            keeper.main(rank, 3, 3, 60)
+        assert ended == [keeper.END]
+        assert capfd.readouterr().err.startswith("wgrad: error: rank 0 ended while MPI was starting: ")
+        checks[rank] = next(clock) / keeper.EVERY
+    assert checks[2] - checks[1] == 2

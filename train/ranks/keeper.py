@@ -106,10 +106,11 @@ def main(rank: int, here: int, size: int, limit: float, *watched: str) -> None:
             continue
         alive = ranks_of(launcher) if launcher > 1 and here > 1 else set()
         lacking = lacking + 1 if rank in alive and len(alive) < here else 0
-        if lacking >= 2:
+        # One rank after the other: the launcher ends them all with the first one, whose watchdog has printed why.
+        if lacking and lacking >= 2 + 2 * sorted(alive).index(rank):
             lost = sorted(set(range(size)) - alive)
             who = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if here == size else "a rank of this host"
-            _say(rank == min(alive), f"{who} ended while MPI was starting: see what it said, then start the run again")
+            _say(True, f"{who} ended while MPI was starting: see what it said, then start the run again")
         elif waited > limit:
             _say(True, f"rank {rank} has not found the others within {limit:.0f} s: see whether all were started")
         else:
