@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.case_results import assert_case
+from tests.device.test_gguf_formats import any_blocks, shape_of
 from wgrad.autograd.ops.optimizer import STATE_APPLIED, STATE_SKIPPED
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
+from wgrad.device.formats.frozen_weight import gguf_formats
 from wgrad.hip.elements import implements
 
 CASES = [case for case in cases() if case.op not in implements.lacks]
@@ -49,6 +52,15 @@ def test_sums_have_the_same_bits_in_any_order(hip_device: Any, monkeypatch: pyte
     monkeypatch.setenv("WGRAD_EMULATED_ORDER", "rev")
     for one, other in zip(first, results()):
         np.testing.assert_array_equal(one, other)
+
+
+def test_values_of_gguf_are_those_of_its_package(hip_device: Any) -> None:
+    rng = np.random.default_rng(11)
+    for name, kind in gguf_formats().items():
+        data = any_blocks(name, rng, 3)
+        weight = kind.from_gguf(data, shape_of(name, data))
+        found = hip_device.download(hip_device.dequantize(weight.map_arrays(hip_device.upload)))
+        np.testing.assert_array_equal(found, gguf.dequantize(data, gguf.GGMLQuantizationType[name]), err_msg=name)
 
 
 @pytest.mark.parametrize("shape", [(7, 123), (41, 64), (1, 3)])
