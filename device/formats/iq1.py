@@ -12,7 +12,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from wgrad.device.formats.codebooks import BLOCK, codebook, codebook_words, nearest_entries
+from wgrad.device.formats.codebook_tables import codebook, codebook_words, nearest_entries
+from wgrad.device.formats.codebooks import BLOCK
 from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import GgufBlocks, pack, unpack
 

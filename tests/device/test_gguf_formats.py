@@ -14,7 +14,7 @@ from tests.train.gguf_writer import HALVES
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError
-from wgrad.device.formats.codebooks import _TABLES, codebook
+from wgrad.device.formats.codebook_tables import TABLES, codebook
 from wgrad.device.formats.frozen_weight import formats, gguf_formats
 from wgrad.device.formats.gguf_blocks import GgufBlocks
 from wgrad.device.formats.q8_0 import Q8Array
@@ -129,7 +129,7 @@ def test_rules_name_what_is_wrong(rng: np.random.Generator) -> None:
 def test_codebooks_are_those_of_the_gguf_package() -> None:
     from gguf import quants
 
-    for name, (entries, cell, _) in _TABLES.items():
+    for name, (entries, cell, _) in TABLES.items():
         kind = getattr(quants, name.upper())
         kind.init_grid()
         values = kind.grid.reshape(entries, cell) + (name == "iq1_s")  # of which the least is -1

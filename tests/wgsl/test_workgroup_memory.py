@@ -75,7 +75,7 @@ CASES = {
     "gemm_int8_pack": ["linear_nf4/int8 double/133x136x200/float32"],
     "gemm_matrix": [
         "linear_nf4_backward/lowrank 16 double/264x136x192/float16/medium tile",
-        "linear_iq2_xxs/plain/136x264x256/float16/medium tile",
+        "linear_iq3_xxs/plain/136x264x256/float16/medium tile",
         "grouped_linear/float32 eights/61x5x2x72x64/float16",
     ],
     "gemm_matrix_skinny": [
@@ -87,7 +87,7 @@ CASES = {
     "gemv": [
         "gemm_nt/few rows/8x35x1003/float32",
         "linear_nf4/row double/1x130x192/float32",
-        "linear_iq2_xxs/row/1x130x256/float32",
+        "linear_iq3_xxs/row/1x130x256/float32",
     ],
     "loss_cross_entropy": ["linear_cross_entropy/one token/1x123x40/float32"],
     "moe_combine": ["combine_backward/plain/5x2x68/float32"],
@@ -99,7 +99,7 @@ CASES = {
     "norm_layer": ["layer_norm/plain/7x123/float32>float32", "layer_norm_backward/plain/7x123/float32>float32"],
     "norm_rms": ["rms_norm/plain/7x123/float32>float32"],
     "norm_rms_backward": ["rms_norm_backward/residual/41x123/float32>float32"],
-    "quantize_decode": ["nf4_dequantize/double/35x67/float32", "iq2_xxs_dequantize/plain small/37x256/float32"],
+    "quantize_decode": ["nf4_dequantize/double/35x67/float32", "iq3_xxs_dequantize/plain small/37x256/float32"],
     "quantize_nf4": ["nf4_quantize/block 64/35x67/float32"],
     "quantize_nf4_nested": ["nf4_quantize/double block 64/35x67/float32"],
     "reduce": ["sum/7x123/float32", "grad_norm/finite/1003"],

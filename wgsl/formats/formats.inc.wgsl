@@ -40,6 +40,14 @@ fn twos(word: u32, less: f32) -> vec4<f32> {
   return floats - (vec4<f32>(8388608.0, 2097152.0, 524288.0, 131072.0) + vec4<f32>(less));
 }
 
+// The four bytes, less an integer.
+fn four_bytes(word: u32, less: f32) -> vec4<f32> {
+  let above = word >> 16u;
+  let bits = vec4<u32>(word, word, above, above) & vec4<u32>(0xffu, 0xff00u, 0xffu, 0xff00u);
+  let floats = bitcast<vec4<f32>>(bits | vec4<u32>(0x4b000000u, 0x47000000u, 0x4b000000u, 0x47000000u));
+  return floats - (vec4<f32>(8388608.0, 32768.0, 8388608.0, 32768.0) + vec4<f32>(less));
+}
+
 // The two lowest bytes of each, in turn, less an integer.
 fn bytes(even: u32, odd: u32, less: f32) -> vec4<f32> {
   let bits = vec4<u32>(even, odd, even, odd) & vec4<u32>(0xffu, 0xffu, 0xff00u, 0xff00u);
