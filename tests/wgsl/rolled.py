@@ -14,9 +14,13 @@ from wgrad.wgsl.runtime.compile import Constant
 # They repeat reads of workgroup memory and multiplications: most of the code of a GEMM or of attention.
 _ROLLED = {"k TILE_K", "s K_STEPS", "k STEPS", "piece 2", "c DC4", "n VN4", "pass 2", "step STEPS", "n KEY_STEPS"}
 _ROLLED |= {"s RUNS", "q GROUP_QUADS"}  # of the delta rule on tensor cores, of a GEMV
-# Of the delta rule: columns of a tile, where a GEMV counts rows by the same name and keeps each in a variable of its
-# own; and the 16 numbers of a column of the inverse, which become an array.
-_TILE, _OF_TILES = "struct Tile {", {"c 4", "t 16", "n 16", "k 16"}
+# Of the delta rule: rows and columns of a tile, where a GEMV counts rows by the same name and keeps each in a variable
+# of its own; and the 16 numbers of a column of the inverse. Rows and numbers become arrays.
+_TILE, _OF_TILES = "struct Tile {", {"c 4", "i 4", "n 4", "t 16", "n 16", "k 16"}
+_ROWS_OF_TILE = "struct Tile { r: array<vec4<f32>, 4> }"
+_NO_TILE = f"Tile({', '.join(4 * ['vec4<f32>(0.0)'])})"
+_ROW_OF_TILE = re.compile(r"\.r(\$\w|[0-3])\b")
+_COPY_OF_TILE = re.compile(r"let (\w+) = tile;")  # whose rows are chosen by a variable
 _NUMBERED = re.compile(r"(?:var |let )?\b(made|system|inverse|own)_\$(\w)\b")
 _ARRAYS = [f"var<private> {name}_16: array<f32, 16>;" for name in ("made", "system", "inverse", "own")]
 # Loops that a compiler unrolls, by how they end: sums over invocations of a skinny GEMM, the delta rule and decoding.
@@ -43,14 +47,18 @@ def rolled(plain: Preprocess) -> Preprocess:
         out: list[str] = _ARRAYS[:] if tiles else []
         ends: list[str] = []
         names: list[str] = []
-        for line in lines:
+        for number, line in enumerate(lines):
             if tiles:
                 line = _NUMBERED.sub(r"\1_16[turn_\2]", line)
+                line = _ROWS_OF_TILE if line.startswith(_TILE) else _ROW_OF_TILE.sub(r".r[\1]", line)
+                line = _COPY_OF_TILE.sub(r"var \1 = tile;", line).replace(_NO_TILE, "Tile()")
             word, _, repeated = line.strip().partition(" ")
             if word == "#unroll":
                 name, count = repeated.split()
-                ends.append("}" if repeated in rolled else line)
-                if repeated in rolled:
+                # What has a variable of its own for each turn is used behind the loop.
+                loop = repeated in rolled and f"let kept_${name} =" not in lines[number + 1]
+                ends.append("}" if loop else line)
+                if loop:
                     names.append(name)
                     line = f"for (var turn_{name} = 0u; turn_{name} < {count} + lid / 1024u; turn_{name}++) {{"
             elif word == "#end" and (end := ends.pop()) == "}":
