@@ -162,8 +162,13 @@ def _place(item: pytest.Item) -> tuple[int, list[int]]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
-    """Print, at the end of a run, what was not tested."""
+    """Print, at the end of a run, what was not tested, and where a run of most tests spent its time."""
     yield
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    if lines := tools.slowest_files(reports):
+        terminalreporter.section("files that took longest")
+        for line in lines:
+            terminalreporter.line(line)
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = [r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr) for r in skipped]
     if lines := tools.report(reasons):

@@ -39,6 +39,14 @@ def test_a_machine_without_vulkan_is_reported() -> None:
     assert f"shaders on wgpu: {reason} (2 tests)" in tools.report([reason, reason, "another system"])
 
 
+def test_a_whole_run_ends_with_the_files_that_took_longest() -> None:
+    parts = [("a.py::one", 2.0), ("b.py::one[x::y]", 3.0), ("a.py::two", 1.5), ("c.py::one", 1.0)]
+    reports = [SimpleNamespace(nodeid=name, duration=seconds) for name, seconds in parts]
+    found = tools.slowest_files([*reports, SimpleNamespace(message="a warning")], least=4, count=2)
+    assert found == ["   3.5 s  a.py", "   3.0 s  b.py"]
+    assert tools.slowest_files(reports, least=5) == []
+
+
 def test_to_ask_an_oracle_whether_it_is_a_fixture_imports_nothing() -> None:
     """As pytest asks each object of a file when it collects."""
     assert not hasattr(tools.Oracle("of_no_package"), "__wrapped__")

@@ -178,3 +178,22 @@ def report(reasons: Iterable[str]) -> list[str]:
         skipped = sum(count for r, count in counts.items() if reason in r)
         lines.append(f"{tests}: {reason}" + (f" ({skipped} tests)" if skipped else ""))
     return lines
+
+
+def slowest_files(reports: Iterable[Any], least: int = 5000, count: int = 10) -> list[str]:
+    """Return lines for the end of a run: the files of tests that took longest, with seconds as a clock counts them.
+
+    Processor time by cause: bench/test_durations.py.
+
+    Args:
+        reports: those of pytest, of which only some have a duration.
+        least: reports of fewer parts of tests (a test has three) give no lines.
+        count: files that are named.
+    """
+    seconds: dict[str, float] = {}
+    timed = [report for report in reports if hasattr(report, "duration")]
+    for report in timed:
+        name = report.nodeid.partition("::")[0]
+        seconds[name] = seconds.get(name, 0.0) + report.duration
+    ranked = sorted(seconds, key=seconds.__getitem__, reverse=True)[:count]
+    return [f"{seconds[name]:6.1f} s  {name}" for name in ranked] if len(timed) >= least else []
