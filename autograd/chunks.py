@@ -29,6 +29,12 @@ def even_rows(rows: int, most: int) -> int:
     return -(-rows // (chunks * ROWS)) * ROWS
 
 
+def chunk_rows(rows: int, row_bytes: int, most_bytes: int, above: int) -> int | None:
+    """Return the rows of a chunk of about `most_bytes`; None: at most `above` rows, or so many bytes, are no chunks."""
+    most = most_bytes // max(row_bytes, 1)
+    return even_rows(rows, most) if rows > max(most, above) else None
+
+
 def in_row_chunks(
     fn: Callable[..., Tensor],
     x: Tensor,

@@ -9,6 +9,7 @@ from typing import Any
 
 from wgrad.autograd.driver_faults import AMD, Fault, known_faults
 from wgrad.autograd.machine import LOADER, Machine
+from wgrad.wgsl.runtime.vulkan_drivers import named_files
 
 OLDEST_MESA = (22, 3)  # oldest version that was tried
 # Commands that install packages, and names of packages, by the distribution's ID.
@@ -127,7 +128,7 @@ def _loader(machine: Machine) -> list[str]:
 
 def _registered(machine: Machine) -> list[str]:
     """Return findings about files that register drivers which do not exist."""
-    variable, named = machine.named_drivers()
+    variable, named = named_files(machine.environment)
     found = [
         f"{variable} names {path}, which is not there, and hides all other drivers: unset {variable}"
         for path in named

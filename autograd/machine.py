@@ -15,12 +15,11 @@ from typing import Any
 
 from wgrad.autograd.matrix_units import left_idle
 from wgrad.autograd.select_device import list_devices, select_device
-from wgrad.device.files import names_in, read_small
+from wgrad.device.files import read_small
+from wgrad.wgsl.runtime.vulkan_drivers import driver_files
 
 LOADER = "libvulkan.so.1"
 VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}  # PCI
-_ICD_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")  # the loader uses the first one that is set
-_ICD_FOLDERS = ("etc/vulkan/icd.d", "usr/local/share/vulkan/icd.d", "usr/share/vulkan/icd.d")
 _MEMORY = 0x200  # IORESOURCE_MEM, a flag of windows in /sys/bus/pci/devices/*/resource
 _OTHER_BITS = re.compile(r"i[3-6]86|armhf")  # 32-bit drivers, which this process cannot load
 
@@ -117,23 +116,10 @@ class Machine:
         text = read_small(self.root / "etc/os-release")
         return " ".join(re.findall(r'^ID(?:_LIKE)?="?([^"\n]*)', text, re.MULTILINE))
 
-    def named_drivers(self) -> tuple[str, list[str]]:
-        """Return the environment variable that names the files of drivers, and these; "" and []: none is set."""
-        variable = next((name for name in _ICD_VARIABLES if self.environment.get(name)), "")
-        return variable, [p for p in self.environment.get(variable, "").split(os.pathsep) if p]
-
     def vulkan_drivers(self) -> list[VulkanDriver]:
         """Return the registered drivers in the loader's order, without missing files."""
-        variable, named = self.named_drivers()
-        if variable:
-            paths = [self.root / path.lstrip("/") for path in named]
-        else:
-            folders = [self.root / folder for folder in _ICD_FOLDERS]
-            home = self.environment.get("HOME", "")
-            data = self.environment.get("XDG_DATA_HOME") or os.path.join(home, ".local/share")
-            folders.append(self.root / data.lstrip("/") / "vulkan/icd.d")
-            paths = [folder / name for folder in folders for name in names_in(folder) if name.endswith(".json")]
-        there = [path for path in sorted(paths) if os.path.exists(path)]
+        paths = [self.root / path.lstrip("/") for path in driver_files(self.environment, self.root)]
+        there = [path for path in paths if os.path.exists(path)]
         return [self._driver(path) for path in there if not _OTHER_BITS.search(path.name)]
 
     def _driver(self, path: Path) -> VulkanDriver:

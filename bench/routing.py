@@ -4,8 +4,7 @@ An expert's logit is 0.8 of its popularity, 0.8 of its fit to the text's subject
 numbers, of which the subject's change from token to token (AR(1), coefficient 0.9). With 8 of 128 experts, 1,000 tokens
 choose 65 to 70 experts for 90 % of the choices, with an entropy of 0.89 of the largest: of Qwen3-30B-A3B, 65 and 0.889
 were measured (https://mcp-tool-shop-org.github.io/gpu-container/handbook/derisk/). With 2 of 8, 29 % of the tokens have
-the first choice of the token before and 71 % one of its two: 28 % and 62 to 67 % in layer 15 of Mixtral-8x7B, less in
-its first and last layer (arXiv 2401.04088, table 5).
+the first choice of the token before and 71 % one of its two.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ A bundle is a JSON document and a block of bytes:
               expected  {name, at, size, dtype, limit}: outputs of the oracle, float32 or integers, and the largest
                         difference allowed
 
-`at` counts bytes in the block. wgsl/bundle_runner.js runs it.
+`at` counts bytes in the block. wgsl/runtime/bundle_runner.mjs runs it.
 """
 
 from __future__ import annotations

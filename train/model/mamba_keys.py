@@ -26,6 +26,13 @@ from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
 from wgrad.train.model.variants import biases
 
 _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")  # transformers 4's and 5's names
+_NAMES = {  # of Bamba's and Falcon H1's modules
+    "mlp_norm": "pre_ff_layernorm",
+    "final_norm": "model.final_layernorm",
+    "gate_proj": "feed_forward.gate_proj",
+    "up_proj": "feed_forward.up_proj",
+    "down_proj": "feed_forward.down_proj",
+}
 
 
 def time_step_limits(given: Any) -> tuple[float, float]:
@@ -227,11 +234,7 @@ class BambaFile(MambaFile, kw_only=True):
         return {
             **biases(self),
             "mlp_bias": self.mlp_bias,
-            "mlp_norm": "pre_ff_layernorm",
-            "final_norm": "model.final_layernorm",
-            "gate_proj": "feed_forward.gate_proj",
-            "up_proj": "feed_forward.up_proj",
-            "down_proj": "feed_forward.down_proj",
+            **_NAMES,
             "linear": self.mamba(self.mamba_layers),
         }
 
@@ -292,11 +295,7 @@ class FalconH1File(MambaFile, kw_only=True):
         return {
             **biases(self),
             "mlp_bias": self.mlp_bias,
-            "mlp_norm": "pre_ff_layernorm",
-            "final_norm": "model.final_layernorm",
-            "gate_proj": "feed_forward.gate_proj",
-            "up_proj": "feed_forward.up_proj",
-            "down_proj": "feed_forward.down_proj",
+            **_NAMES,
             "embedding_scale": self.embedding_multiplier,
             "logit_scale": self.lm_head_multiplier,
             # Scaling the scores is the same as scaling the keys.

@@ -17,7 +17,7 @@ import numpy as np
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.checkpoint import keeping_matmuls
-from wgrad.autograd.chunks import even_rows, in_row_chunks
+from wgrad.autograd.chunks import chunk_rows, in_row_chunks
 from wgrad.autograd.tensor import Tensor, is_recording, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
@@ -38,7 +38,7 @@ from wgrad.train.model.projections import NOTHING, Kept
 from wgrad.train.model.stacks import GATE_UP
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.token_tables import TokenTables
-from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS, LAYER_SCALE, XIELU
+from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS, LAYER_SCALE, XIELU, mlp_row_bytes
 
 # In recomputed layers, gate, up, their product and the gradients of these are in memory for only a chunk of rows at a
 # time. Chunks depend only on shapes and options, so that free memory and the weights' location do not change results.
@@ -322,10 +322,9 @@ class Model(Attention):
         # No chunks with dropout, which would drop the same elements in each since it counts from the first row, or with
         # a balance, which counts the tokens of a whole micro-batch.
         if index < self.recomputed and cache is None and inputs.seed is None and self._balance is None:
-            most = (self.mlp_chunk_bytes or MLP_CHUNK_BYTES) // (6 * c.mlp_width * self.dtype.itemsize)
+            each, most = mlp_row_bytes(c, self.dtype.itemsize), self.mlp_chunk_bytes or MLP_CHUNK_BYTES
             above = MLP_CHUNKS_ABOVE if self.mlp_chunks_above is None else self.mlp_chunks_above
-            if h.shape[0] > max(most, above):
-                rows = even_rows(h.shape[0], most)
+            if rows := chunk_rows(h.shape[0], each, most, above):
                 # Without y, nothing else reads h, so its gradient may replace it.
                 fn = partial(self._mlp, index, inputs, None)
                 return in_row_chunks(fn, h, rows, *own, spent=y is None, kept=kept, staying=staying)

@@ -127,6 +127,11 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     return tokens * ((mixed + len(layers) * products) * itemsize + len(layers) * 2 * config.hidden_size * 4)
 
 
+def mlp_row_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Return the bytes of a token's gate, up and product in an MLP, and of their gradients."""
+    return 6 * config.mlp_width * itemsize
+
+
 def attention_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     """Return the bytes of attention's outputs in a step: o and lse of all layers."""
     widths = sum(map(config.q_size_of, range(config.num_hidden_layers)))

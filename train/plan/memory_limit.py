@@ -12,6 +12,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.model.model import MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.weights import mlp_row_bytes
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
@@ -74,7 +75,7 @@ def in_small_chunks(config: RunOptions, model: ModelConfig) -> RunOptions | None
     Without chunks, it may take more memory than a larger run with them. None: it has chunks, or they save nothing.
     """
     tokens, chunk = config.rows * config.max_length, mlp_chunk_bytes(config) or MLP_CHUNK_BYTES
-    whole = 6 * tokens * model.mlp_width * itemsize_of(config)
+    whole = tokens * mlp_row_bytes(model, itemsize_of(config))
     if config.mlp_chunk is not None or not config.gradient_checkpointing or tokens > MLP_CHUNKS_ABOVE or whole <= chunk:
         return None
     return replace(config, mlp_chunk=f"{max(chunk >> 20, 1)}MiB")

@@ -21,6 +21,7 @@ from wgrad.train.model.weights import activation_bytes, layer_flops, numbers_in_
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.activations import (
     gate_up_bytes,
+    itemsize_of,
     keeps_attention,
     kept_gate_up,
     kept_projections,
@@ -127,7 +128,7 @@ def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: 
     """Predict the seconds of a step, with all its micro-batches, of a run whose choices are settled."""
     tokens, layers = config.rows * config.max_length, model.num_hidden_layers
     recomputed = recomputed_layers(config, model)
-    itemsize = np.dtype("float32" if config.compute == "auto" else config.compute).itemsize
+    itemsize = itemsize_of(config)
     matmul, attention = layer_flops(model, tokens), _mixing_flops(model, tokens, config.max_length)
     again = matmul - 2.0 * tokens * model.hidden_size * model.mlp_width  # all but the layer's last projection
     projections = kept_projections(config, model)

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.chunks import even_rows
+from wgrad.autograd.chunks import chunk_rows
 from wgrad.autograd.ops.loss import LOGIT_ELEMENTS
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model import MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.projections import Kept, kept_chunks, projection_widths
-from wgrad.train.model.weights import activation_bytes, attention_bytes
+from wgrad.train.model.weights import activation_bytes, attention_bytes, mlp_row_bytes
 from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
@@ -107,12 +107,11 @@ def kept_gate_up(config: RunOptions, model: ModelConfig) -> int:
     return min(config.keep_gate_up or 0, most)
 
 
-def chunk_rows(config: RunOptions, model: ModelConfig) -> int:
+def mlp_chunk_rows(config: RunOptions, model: ModelConfig) -> int:
     """Return the rows of a chunk of the MLP of recomputed layers: of the largest, unless an option says how large."""
     tokens = config.rows * config.max_length
-    most = (limit_bytes(config.mlp_chunk) or MLP_CHUNK_BYTES) // max(6 * model.mlp_width * itemsize_of(config), 1)
-    above = MLP_CHUNKS_ABOVE if config.mlp_chunk is None else 0
-    return even_rows(tokens, most) if tokens > max(most, above) else tokens
+    most, above = limit_bytes(config.mlp_chunk) or MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE if config.mlp_chunk is None else 0
+    return chunk_rows(tokens, mlp_row_bytes(model, itemsize_of(config)), most, above) or tokens
 
 
 def projection_bytes(config: RunOptions, model: ModelConfig, kept: int) -> tuple[float, float]:
@@ -127,7 +126,7 @@ def projection_bytes(config: RunOptions, model: ModelConfig, kept: int) -> tuple
 
 def gate_up_bytes(config: RunOptions, model: ModelConfig) -> float:
     """Return the bytes that a layer of --keep-gate-up keeps on the device, on average."""
-    tokens, rows = config.rows * config.max_length, chunk_rows(config, model)
+    tokens, rows = config.rows * config.max_length, mlp_chunk_rows(config, model)
     before = _gate_up_rows(config, model, kept_projections(config, model))
     more = sum(min(rows, tokens - offloaded) for offloaded in before) / 2
     return more * projection_widths(model)[1] * itemsize_of(config)
@@ -135,7 +134,7 @@ def gate_up_bytes(config: RunOptions, model: ModelConfig) -> float:
 
 def _gate_up_rows(config: RunOptions, model: ModelConfig, kept: int) -> list[int]:
     """Return of how many rows layers with an even and with an odd index keep gate and up. kept: --keep-projections."""
-    tokens, rows = config.rows * config.max_length, chunk_rows(config, model)
+    tokens, rows = config.rows * config.max_length, mlp_chunk_rows(config, model)
     return [min(kept_chunks(kept, layer) * rows, tokens) for layer in range(2)]
 
 

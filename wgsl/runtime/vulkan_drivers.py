@@ -6,7 +6,7 @@ import importlib
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,24 @@ _ADAPTERS_KEY = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc
 _DRIVERS_KEY = r"SOFTWARE\Khronos\Vulkan\Drivers"
 
 
-def driver_files() -> list[str]:
-    """Paths of the files that register drivers, in the loader's order."""
-    for variable in VARIABLES:
-        if named := os.environ.get(variable):
-            return [path for path in named.split(os.pathsep) if path]
+def named_files(environment: Mapping[str, str] = os.environ) -> tuple[str, list[str]]:
+    """Return the variable that names the files that register drivers, and these; "" and []: none is set."""
+    variable = next((name for name in VARIABLES if environment.get(name)), "")
+    return variable, [path for path in environment.get(variable, "").split(os.pathsep) if path]
+
+
+def driver_files(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[str]:
+    """Return the paths of the files that register drivers, in the loader's order. root: of the file system."""
+    variable, named = named_files(environment)
+    if variable:
+        return named
     if sys.platform == "win32":
         return [path for path, _ in _windows()]
-    data = [os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")]
-    data += (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")
+    home = environment.get("HOME") or os.path.expanduser("~")
+    data = [environment.get("XDG_DATA_HOME") or os.path.join(home, ".local/share")]
+    data += (environment.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")
     folders = [*(os.path.join(folder, "vulkan/icd.d") for folder in data if folder), *_FOLDERS]
-    found = [os.path.join(folder, name) for folder in folders for name in sorted(names_in(folder))]
+    found = [os.path.join(folder, name) for folder in folders for name in sorted(names_in(root / folder.lstrip("/")))]
     return list(dict.fromkeys(path for path in found if path.endswith(".json")))
 
 
