@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.test_continuous import alone, grow
+from tests.train.growing_batches import alone, grow
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import PAGE, Device
 from wgrad.train.inference.continuous import Batch

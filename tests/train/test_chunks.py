@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.test_oracle_model import check_against_the_oracle, full_model, make_inputs, torch, transformers
+from tests.train.model_oracle import check_against_the_oracle, full_model, make_inputs, torch, transformers
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.inference.continuous import Batch

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
+from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.inference.growing import Growing
+from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.load_config import load_model_config, parse_model_config
-from wgrad.train.model.lora import linear_modules
+from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model import Model
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
@@ -101,7 +103,7 @@ def test_sequences_that_come_and_go_read_as_each_alone(
 @pytest.mark.parametrize("full", [False, True], ids=["nf4", "full"])
 def test_eight_steps_follow_torch(full: bool, folder: Path, tmp_path: Path) -> None:
     """Of an adapter of all projections on NF4 weights, and of all parameters."""
-    oracle = pytest.importorskip("tests.train.test_oracle_adapter")
+    oracle = pytest.importorskip("tests.train.peft_oracle")
     torch, device = oracle.torch, ReferenceDevice()
     settings: dict[str, Any] = {"full": True} if full else {"lora_r": 4, "lora_alpha": 8.0}
     settings |= {"learning_rate": 1e-3 if full else 5e-3, "max_grad_norm": 0.5, "gradient_accumulation_steps": 2}
@@ -120,7 +122,8 @@ def test_eight_steps_follow_torch(full: bool, folder: Path, tmp_path: Path) -> N
             "out_proj",
             "q_proj",
         }
-        oracle.save_adapter(tmp_path / "start", built.lora, start, str(folder))
+        assert built.lora is not None
+        save_adapter(tmp_path / "start", built.lora, start, str(folder))
         base = oracle.dequantized_base(folder, dict(built.model.weights), device)
         theirs = oracle.peft.PeftModel.from_pretrained(base, tmp_path / "start", is_trainable=True)
     optimizer = torch.optim.AdamW([p for p in theirs.parameters() if p.requires_grad], weight_decay=0.0)
@@ -132,7 +135,7 @@ def test_eight_steps_follow_torch(full: bool, folder: Path, tmp_path: Path) -> N
 @pytest.mark.oracle
 def test_packed_documents_and_recomputed_layers_give_the_same_gradients(folder: Path) -> None:
     """A row of two documents gives the sum of their gradients, whatever is kept for the backward."""
-    oracle = pytest.importorskip("tests.train.test_oracle_model")
+    oracle = pytest.importorskip("tests.train.model_oracle")
     ids, targets = oracle.batch(300)
     cut, device = 9, ReferenceDevice()
     targets[:, cut - 1] = -100
@@ -145,8 +148,8 @@ def test_packed_documents_and_recomputed_layers_give_the_same_gradients(folder: 
         return np.array(device.download(parameters.grad))
 
     packed = gradient(ids, targets, starts)
-    parts = [gradient(ids[:, part], targets[:, part], None) for part in (slice(cut), slice(cut, None))]
-    assert oracle.distance(packed, sum(parts)) < 1e-4
+    first, second = (gradient(ids[:, part], targets[:, part], None) for part in (slice(cut), slice(cut, None)))
+    assert distance(packed, first + second) < 1e-4
     for keep in (False, True):
         np.testing.assert_array_equal(gradient(ids, targets, starts, True, keep), packed)
 
@@ -155,7 +158,7 @@ def test_packed_documents_and_recomputed_layers_give_the_same_gradients(folder: 
 def test_the_text_part_of_a_multimodal_model_is_trained_and_merged(tmp_path: Path) -> None:
     """As published: with a part for images and one for several tokens at once, which merging keeps. PEFT's adapters are
     of the text part, which AutoModelForCausalLM loads alone."""
-    oracle, transformers = pytest.importorskip("tests.train.test_oracle_adapter"), pytest.importorskip("transformers")
+    oracle, transformers = pytest.importorskip("tests.train.peft_oracle"), pytest.importorskip("transformers")
     text = tiny_config(MULTIMODAL, tie_word_embeddings=True, mtp_num_hidden_layers=1, mamba_ssm_dtype="float32")
     axes = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": text.pop("rope_theta"), **axes}
@@ -170,21 +173,21 @@ def test_the_text_part_of_a_multimodal_model_is_trained_and_merged(tmp_path: Pat
     raw |= {"vision_config": {"depth": 0, "hidden_size": 8, "num_heads": 1}, "tie_word_embeddings": True}
     folder = write_checkpoint(tmp_path / "model", raw | {"text_config": text | {"architectures": None}}, weights)
     config, ids, device = load_model_config(folder), oracle.random_ids(), ReferenceDevice()
-    lora = oracle.LoraConfig(r=3, alpha=6.0)
+    lora = LoraConfig(r=3, alpha=6.0)
     arrays = oracle.random_adapter(lora, linear_modules(config))
-    oracle.save_adapter(tmp_path / "adapter", lora, arrays, str(folder), config.in_peft)
+    save_adapter(tmp_path / "adapter", lora, arrays, str(folder), config.in_peft)
     named = str(tmp_path / "adapter")
     ours = oracle.our_logits(build_frozen(config, folder, device, positions=64, adapter=named, quantize=False), ids)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=oracle.torch.float32)
     plain = oracle.their_logits(theirs, ids)
     adapted = oracle.their_logits(oracle.peft.PeftModel.from_pretrained(theirs, named), ids)
-    assert oracle.distance(ours, adapted) < 2e-5 < 0.1 < oracle.distance(plain, adapted)
+    assert distance(ours, adapted) < 2e-5 < 0.1 < distance(plain, adapted)
     merged = tmp_path / "merged"
     assert main(f"merge --adapter {named} --out {merged} --device cpu --onto original --no-compare".split()) == 0
-    before, after = (oracle.read_entries(path / "model.safetensors", "") for path in (folder, merged))
+    before, after = (read_entries(path / "model.safetensors", "") for path in (folder, merged))
     assert before.keys() == after.keys()
     again = transformers.AutoModelForCausalLM.from_pretrained(merged, dtype=oracle.torch.float32)
-    assert oracle.distance(oracle.their_logits(again, ids), adapted) < 2e-5
+    assert distance(oracle.their_logits(again, ids), adapted) < 2e-5
 
 
 @pytest.mark.parametrize(

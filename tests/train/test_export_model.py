@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.test_turn_end import TEMPLATE, make_adapter, make_model
+from tests.train.chat_model import TEMPLATE, make_adapter, make_model
 from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.commands.export_model import _plain_name
 from wgrad.train.data.ollama_template import render_go

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.conftest import GEMMA4_EXPERTS, random_weights, tiny_config, write_checkpoint
+from tests.train.conftest import GEMMA4_EXPERTS, distance, random_weights, tiny_config, write_checkpoint
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
@@ -63,7 +63,7 @@ def test_greedy_text_is_that_of_transformers(folder: Path, model: Model, prompts
 @pytest.mark.oracle
 def test_what_is_kept_for_the_backward_changes_no_bit(folder: Path, device: Device, monkeypatch: Any) -> None:
     """Layers that are computed again give gradients to the keys that others use, in main memory and in chunks too."""
-    oracle = pytest.importorskip("tests.train.test_oracle_model")
+    oracle = pytest.importorskip("tests.train.model_oracle")
 
     def gradient(**kept: Any) -> np.ndarray:
         model, parameters = oracle.full_model(folder, device)
@@ -78,19 +78,19 @@ def test_what_is_kept_for_the_backward_changes_no_bit(folder: Path, device: Devi
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 1)
     chunked = gradient(recompute=True)
-    assert oracle.distance(chunked, whole) < 1e-5
+    assert distance(chunked, whole) < 1e-5
 
 
 @pytest.mark.oracle
 def test_a_sparse_gate_is_no_part_of_a_stack(make_checkpoint: Any, wgpu_device: Device) -> None:
     """Where gate and up are one matmul, a layer whose gate has a cut of its own computes them apart."""
-    oracle = pytest.importorskip("tests.train.test_oracle_adapter")
+    oracle = pytest.importorskip("tests.train.peft_oracle")
     folder = make_checkpoint("Gemma3nForCausalLM", hidden_size=64, intermediate_size=256)
     config, ids = load_model_config(folder), oracle.random_ids()
     weights = (load_frozen(folder, config, wgpu_device, stacked=stacked) for stacked in (True, False))
     stacked, apart = (Model(config, part, wgpu_device, positions=64) for part in weights)
     assert "model.layers.0.mlp.gate_up_proj.weight" in stacked.weights
-    assert oracle.distance(oracle.our_logits(stacked, ids), oracle.our_logits(apart, ids)) < 1e-5
+    assert distance(oracle.our_logits(stacked, ids), oracle.our_logits(apart, ids)) < 1e-5
 
 
 @pytest.mark.parametrize("layer", [1, 3])

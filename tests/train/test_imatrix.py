@@ -12,8 +12,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from tests.train.conftest import SENTENCES, random_weights, tiny_config, write_checkpoint
+from tests.train.peft_oracle import random_adapter
 from tests.train.test_gguf_quantize import theirs, types_of
-from tests.train.test_oracle_adapter import random_adapter
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main

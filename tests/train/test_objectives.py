@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.train.conftest import SENTENCES, discrete_sibling
-from tests.train.test_data_parallel import ThreadWorld, parameters, together
-from tests.train.test_loop import trainer_for
+from tests.train.thread_world import ThreadWorld, parameters, together
+from tests.train.trainers import trainer_for
 from wgrad.autograd.ops.optimizer import STATE_SIZE
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, is_recording, no_grad

@@ -3,87 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.tools import oracle_package
 from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import ALL, restored, write_gguf
 from tests.train.nf4_writer import nf4_arrays, save_nf4_checkpoint
-from tests.train.test_oracle_model import own_name
+from tests.train.peft_oracle import (
+    ACCUMULATE,
+    NAMES,
+    TOKENS,
+    Values,
+    bitsandbytes,
+    dequantized_base,
+    our_logits,
+    peft,
+    random_adapter,
+    random_ids,
+    side_by_side,
+    their_base,
+    their_logits,
+    torch,
+    transformers,
+)
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.formats.nf4 import NF4Array
-from wgrad.train.data.packing import Batch, Step
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
-from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear_modules
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_inputs import Inputs
-from wgrad.train.model.token_tables import TokenTables
 from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.schedule import learning_rate
-from wgrad.train.step.build import TrainableModel, build_frozen, build_optimizer, build_trainable
+from wgrad.train.step.build import build_frozen, build_trainable
 from wgrad.train.step.lora_options import lora_config
-from wgrad.train.step.trainer import Trainer
-
-torch = oracle_package("torch")
-transformers = oracle_package("transformers")
-peft = oracle_package("peft")
 
 pytestmark = pytest.mark.oracle
-
-Values = Callable[[Any, Any], np.ndarray]
-
-TOKENS = 24
-NAMES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-def random_ids(rows: int = 1, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 300, (rows, TOKENS)).astype(np.int32)
-
-
-def our_logits(model: Model, ids: np.ndarray) -> np.ndarray:
-    device, flat = model.device, ids.reshape(-1)
-    positions = np.tile(np.arange(ids.shape[1], dtype=np.int32), (len(ids), 1))
-    tables = TokenTables.empty(model.config, ids.size, ids.shape[1], device)
-    if tables is not None:
-        tables.write(device, positions, np.zeros_like(ids))
-    inputs = Inputs(
-        ids=device.upload(flat),
-        positions=device.upload(positions.reshape(-1)),
-        doc_start=device.upload(np.zeros_like(ids)),
-        cache_len=device.upload(np.zeros(1, np.int32)),
-        tables=tables,
-    )
-    return device.download(model.logits(model.hidden(inputs).data))
-
-
-def their_logits(model: Any, ids: np.ndarray) -> np.ndarray:
-    with torch.no_grad():
-        logits = model(torch.tensor(ids.astype(np.int64)), use_cache=False).logits
-    return logits.reshape(-1, logits.shape[-1]).double().numpy()
-
-
-def their_base(folder: Path, dtype: Any = None) -> Any:
-    options = {"experts_implementation": "eager"}  # the only one in float64
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, **options)
-
-
-def random_adapter(lora: LoraConfig, modules: dict[str, tuple[int, int]]) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(5)
-    values = init_lora(lora_shapes(lora, modules), 0)
-    return {n: (0.2 * generator.standard_normal(v.shape)).astype(np.float32) for n, v in values.items()}
 
 
 # ---- adapters ----------------------------------------------------------------------------------
@@ -152,8 +114,6 @@ def test_we_load_peft_adapters(options: dict[str, Any], make_checkpoint: Any, de
 
 
 # ---- NF4 ---------------------------------------------------------------------------------------
-def bitsandbytes() -> Any:
-    return pytest.importorskip("bitsandbytes", reason="the oracle is bitsandbytes: pip install wgrad[oracle]")
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -251,26 +211,7 @@ def test_transformers_loads_our_quantized_checkpoint(
     assert distance(our_logits(Model(config, again, device, positions=64), ids), true) <= limit
 
 
-def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> Any:
-    """Return transformers' model with the decoded values of our quantized weights."""
-    model = their_base(folder)
-    state = {own_name(name): value for name, value in model.state_dict().items()}
-    for name, weight in weights.items():
-        if isinstance(weight, FrozenWeight):
-            value = torch.tensor(device.download(device.dequantize(weight)))
-            state[name].copy_(as_theirs(model, value, state[name].shape))
-    return model
-
-
-def as_theirs(model: Any, value: Any, shape: Any) -> Any:
-    """Return our weight in transformers' layout, which for experts of gpt-oss and Llama 4 is [experts, in, out]."""
-    if model.config.model_type in ("gpt_oss", "llama4_text") and len(shape) == 3:
-        return value.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
-    return value.reshape(shape)
-
-
 # ---- training ----------------------------------------------------------------------------------
-STEPS, ACCUMULATE = 30, 2
 
 
 def thirty_steps(
@@ -330,35 +271,6 @@ def test_eight_steps_have_the_losses_of_transformers(
     assert wanted[-1] < wanted[0]
 
 
-def side_by_side(
-    config: RunOptions,
-    built: TrainableModel,
-    theirs: Any,
-    optimizer: Any,
-    steps: int = STEPS,
-    texts: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the losses of both models in a number of steps on the same data.
-
-    optimizer: theirs; the "rate" of a group is its learning rate relative to that of the step. texts: ids, [any,
-    TOKENS]; None: random ones.
-    """
-    ours = Trainer(built.model, build_optimizer(config, built.parameters), config)
-    scale = float(built.model.device.download(ours.optimizer.loss_scale)[0])
-    generator = np.random.default_rng(7)
-    if texts is None:
-        texts = generator.integers(0, 300, (8, TOKENS)).astype(np.int32)  # few, so that there is something to learn
-    losses, found = [], []
-    for index in range(steps):
-        step = make_step(index, texts, generator, ACCUMULATE)
-        lr = learning_rate(config, index, steps)
-        with torch.autocast("cpu", dtype=torch.float16, enabled=config.compute == "float16"):
-            losses.append(their_step(theirs, optimizer, step, lr, scale))
-        ours.step(step, lr)
-        found.append(ours.read_history()[0, 0])
-    return np.array(found), np.array(losses)
-
-
 def beside_peft(folder: Path, device: Device, out: Path, values: Path | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return the losses of both, after checking that each of ours is within 0.5 % of PEFT's."""
     ours, theirs = thirty_steps(folder, device, out, values=values)
@@ -393,38 +305,6 @@ def test_thirty_steps_in_float16_are_as_near_to_float32_as_those_of_torch(
     narrow = thirty_steps(folder, wgpu_device, tmp_path / "float16", "float16")
     ours, theirs = (float(np.sqrt(np.mean((a - b) ** 2))) for a, b in zip(wide, narrow))
     assert np.isfinite(narrow[0]).all() and 0 < ours <= 2 * theirs, (ours, theirs)
-
-
-def make_step(index: int, texts: np.ndarray, generator: np.random.Generator, accumulate: int) -> Step:
-    """Return a step of micro-batches with unequal numbers of targets, for which a mean of means is another loss."""
-    batches = []
-    for number in range(accumulate):
-        ids = texts[generator.permutation(len(texts))[:2]]
-        targets = np.full_like(ids, -100)
-        targets[:, :-1] = ids[:, 1:]
-        targets[:, : 3 + 7 * number] = -100
-        positions = np.tile(np.arange(TOKENS, dtype=np.int32), (2, 1))
-        batches.append(Batch(ids, targets, positions, np.zeros_like(ids), int((targets >= 0).sum()), ids.size))
-    return Step(index, 0, batches)
-
-
-def their_step(model: Any, optimizer: Any, step: Step, lr: float, scale: float = 1.0) -> float:
-    optimizer.zero_grad()
-    total = 0.0
-    for batch in step.batches:
-        logits = model(torch.tensor(batch.ids.astype(np.int64)), use_cache=False).logits
-        targets = torch.tensor(batch.targets.reshape(-1).astype(np.int64))
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets, reduction="sum", ignore_index=-100)
-        (loss / step.num_targets * scale).backward()
-        total += float(loss.detach()) / step.num_targets
-    trained = [p for p in model.parameters() if p.grad is not None]  # a correction of a router's scores has none
-    for parameter in trained:
-        parameter.grad /= scale
-    torch.nn.utils.clip_grad_norm_(trained, 0.5)
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("rate", 1)
-    optimizer.step()
-    return total
 
 
 # ---- which modules, and which are refused ----------------------------------------------------------

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
-from tests.train.conftest import GEMMA4_EXPERTS
+from tests.train.conftest import GEMMA4_EXPERTS, distance
 from tests.train.gguf_base import write_base
-from tests.train.test_oracle_adapter import (
+from tests.train.llama_cpp_oracle import log_probabilities, their_log_probabilities
+from tests.train.model_oracle import full_model, make_inputs
+from tests.train.peft_oracle import (
     TOKENS,
     as_theirs,
     dequantized_base,
-    distance,
     our_logits,
     peft,
     random_ids,
@@ -26,8 +27,6 @@ from tests.train.test_oracle_adapter import (
     their_logits,
     torch,
 )
-from tests.train.test_oracle_gguf_adapter import log_probabilities, their_log_probabilities
-from tests.train.test_oracle_model import full_model, make_inputs
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Device

@@ -33,8 +33,7 @@ from tests.train.conftest import (
     write_checkpoint,
 )
 from tests.train.gguf_writer import permuted
-from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
-from tests.train.test_oracle_gguf_adapter import (
+from tests.train.llama_cpp_oracle import (
     EXTRA,
     HYBRID,
     HYBRID_EXPERTS,
@@ -43,6 +42,7 @@ from tests.train.test_oracle_gguf_adapter import (
     log_probabilities,
     their_log_probabilities,
 )
+from tests.train.peft_oracle import our_logits, random_adapter, random_ids
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main

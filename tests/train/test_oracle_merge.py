@@ -18,7 +18,7 @@ from tests.tools import oracle_package
 from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import write_gguf
 from tests.train.nf4_writer import save_nf4_checkpoint
-from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids, their_base, their_logits
+from tests.train.peft_oracle import our_logits, random_adapter, random_ids, their_base, their_logits
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import read_entries

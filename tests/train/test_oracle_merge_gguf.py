@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from tests.train.conftest import GEMMA4_EXPERTS, random_weights, tiny_config, write_checkpoint
-from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
-from tests.train.test_oracle_gguf_adapter import (
+from tests.train.llama_cpp_oracle import (
     EXTRA,
     GELU,
     HYBRID,
@@ -24,6 +23,7 @@ from tests.train.test_oracle_gguf_adapter import (
     log_probabilities,
     their_log_probabilities,
 )
+from tests.train.peft_oracle import our_logits, random_adapter, random_ids
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main

@@ -11,15 +11,8 @@ import numpy as np
 import pytest
 
 from tests.tools import oracle_package
-from tests.train.conftest import random_weights, tiny_config, write_checkpoint
-from tests.train.test_oracle_adapter import (
-    distance,
-    our_logits,
-    random_adapter,
-    random_ids,
-    their_base,
-    their_logits,
-)
+from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
+from tests.train.peft_oracle import our_logits, random_adapter, random_ids, their_base, their_logits
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main

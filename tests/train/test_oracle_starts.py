@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.tools import oracle_package
-from tests.train.test_oracle_adapter import (
+from tests.train.conftest import distance
+from tests.train.peft_oracle import (
     ACCUMULATE,
     NAMES,
     TOKENS,
     dequantized_base,
-    distance,
     our_logits,
     random_ids,
     side_by_side,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from tests.tools import oracle_package
+from tests.train.tokenizer_oracle import once
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import IGNORE_INDEX, make_batch
 from wgrad.train.data.tokenizer import load_tokenizer
@@ -63,14 +62,6 @@ TEMPLATES = {
 def both(make_tokenizer, **options):
     folder = make_tokenizer(**options)
     return load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
-
-
-def once(ids: list[int], ours: Any) -> list[int]:
-    """The ids without what transformers adds in front and behind although the text has it itself."""
-    before, behind = ours.added_ids()
-    if before and ids[: 2 * len(before)] == before * 2:
-        ids = ids[len(before) :]
-    return ids[: -len(behind)] if behind and ids[-2 * len(behind) :] == behind * 2 else ids
 
 
 @pytest.mark.parametrize(

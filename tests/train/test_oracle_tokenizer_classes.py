@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.tools import oracle_package
-from tests.train.test_oracle_tokenizer import once
+from tests.train.tokenizer_oracle import once
 from wgrad.device.errors import WgradError
 from wgrad.train.data import tokenizer_classes
 from wgrad.train.data.tokenizer import load_tokenizer

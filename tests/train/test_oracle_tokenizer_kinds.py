@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.tools import oracle_package
-from tests.train.test_oracle_tokenizer import once
+from tests.train.tokenizer_oracle import once
 from wgrad.train.data.tokenizer import load_tokenizer
 
 transformers = oracle_package("transformers")

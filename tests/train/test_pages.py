@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.test_continuous import alone, grow, model_for
+from tests.train.growing_batches import alone, grow, model_for
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import PAGE, Device
 from wgrad.device.errors import OutOfMemory

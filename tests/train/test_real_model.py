@@ -15,16 +15,9 @@ import pytest
 
 from tests import tools
 from tests.tools import oracle_package
-from tests.train.test_oracle_adapter import (
-    TOKENS,
-    Values,
-    bitsandbytes,
-    distance,
-    our_logits,
-    side_by_side,
-    their_logits,
-)
-from tests.train.test_oracle_gguf_adapter import log_probabilities, their_log_probabilities
+from tests.train.conftest import distance
+from tests.train.llama_cpp_oracle import log_probabilities, their_log_probabilities
+from tests.train.peft_oracle import TOKENS, Values, bitsandbytes, our_logits, side_by_side, their_logits
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main

@@ -16,8 +16,8 @@ import pytest
 from starlette.datastructures import Headers
 
 import wgrad
+from tests.train.chat_model import TEMPLATE, make_adapter, make_model
 from tests.train.serving import BASE, Client, serving
-from tests.train.test_turn_end import TEMPLATE, make_adapter, make_model
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.commands.serve import _lend_template

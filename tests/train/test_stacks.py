@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.test_loop import documents, trainer_for
+from tests.train.trainers import documents, trainer_for
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import no_grad
 from wgrad.train.data.packing import BatchStream

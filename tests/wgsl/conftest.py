@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from tests.wgsl.matrix_emulation import emulated
+from tests.wgsl.small_tiles import SMALL_FEW, SMALL_LARGE, SMALL_MEDIUM, SMALL_NARROW, SMALL_SKINNY, SMALL_TWO
 from tests.wgsl.workgroup_poison import poisoned
 from wgrad.autograd.bind import bind
 from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny
 from wgrad.wgsl.runtime import compile as wgsl_compile
 
 NARROW_BYTES = 1 << 16
@@ -84,3 +86,18 @@ def poisoned_device(wgpu_device: Device, monkeypatch: pytest.MonkeyPatch) -> Any
     plain = wgsl_compile.assemble
     monkeypatch.setattr(wgsl_compile, "assemble", lambda source, constants: poisoned(plain(source, constants)))
     return _poisoned()
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use tiles of tensor cores that a software driver compiles soon."""
+    monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
+    monkeypatch.setattr(gemm_matrix, "TWO_AT_ONCE", SMALL_TWO)
+    monkeypatch.setattr(gemm_matrix, "OF_HEADS", SMALL_LARGE)
+    monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
+    monkeypatch.setattr(gemm_matrix, "NARROW", SMALL_NARROW)
+    monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", dict.fromkeys((8, 16), (SMALL_LARGE,)))
+    monkeypatch.setattr(gemm_matrix, "FEW_ROWS_TILES", (SMALL_FEW,))
+    monkeypatch.setattr(gemm_matrix, "FEW_ROWS_OF_ARRAYS", SMALL_FEW)
+    monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
+    monkeypatch.setattr(gemm_matrix_skinny, "_WANTED", {SMALL_SKINNY: 30})  # of 208 x 624 four shares of five blocks

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.wgsl.launches import launched
-from tests.wgsl.test_gemm_matrix import SMALL_LARGE, SMALL_MEDIUM
+from tests.wgsl.small_tiles import SMALL_LARGE, SMALL_MEDIUM
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats

@@ -14,6 +14,7 @@ import pytest
 from tests.case_results import assert_case
 from tests.wgsl.launches import launched, same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
+from tests.wgsl.small_tiles import SMALL_LARGE, SMALL_MEDIUM
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import loss
 from wgrad.autograd.selftest.case import BF16, F16, F32, Case
@@ -26,28 +27,6 @@ from wgrad.wgsl.gemm.gemm import matmul
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_tile import SMALL
 from wgrad.wgsl.runtime.compile import assemble, read_source
-
-# The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.
-SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
-SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
-SMALL_TWO = gemm_matrix.MatrixTile(2, 1, 1, 2, 1)
-SMALL_SKINNY = gemm_matrix_skinny.SkinnyTile(4, 2, 1, 32, 2)
-SMALL_NARROW = gemm_matrix.MatrixTile(1, 2, 1, 1, 1, 64, ahead=True, scales_inside=False)
-SMALL_FEW = gemm_matrix.MatrixTile(1, 2, 2, 1, 1, 64, ahead=True, scales_inside=False)
-
-
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
-    monkeypatch.setattr(gemm_matrix, "TWO_AT_ONCE", SMALL_TWO)
-    monkeypatch.setattr(gemm_matrix, "OF_HEADS", SMALL_LARGE)
-    monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
-    monkeypatch.setattr(gemm_matrix, "NARROW", SMALL_NARROW)
-    monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", dict.fromkeys((8, 16), (SMALL_LARGE,)))
-    monkeypatch.setattr(gemm_matrix, "FEW_ROWS_TILES", (SMALL_FEW,))
-    monkeypatch.setattr(gemm_matrix, "FEW_ROWS_OF_ARRAYS", SMALL_FEW)
-    monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
-    monkeypatch.setattr(gemm_matrix_skinny, "_WANTED", {SMALL_SKINNY: 30})  # of 208 x 624 four shares of five blocks
 
 
 def few_cases() -> list[Case]:

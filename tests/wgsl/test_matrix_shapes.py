@@ -13,8 +13,7 @@ import pytest
 from tests.case_results import assert_case
 from tests.wgsl import test_attention_matrix, test_gemm_matrix
 from tests.wgsl.matrix_emulation import LANES, OTHER_SHAPES
-from tests.wgsl.test_gemm_matrix import small_tiles  # noqa: F401
-from tests.wgsl.test_shaders import SHADERS
+from tests.wgsl.shader_files import SHADERS
 from wgrad.autograd.selftest.case import Case, upload_inputs
 from wgrad.autograd.selftest.delta_rule import matrix_rule_cases
 from wgrad.autograd.selftest.matrix import decoded_cases

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import re
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 
-from wgrad.device.formats.frozen_weight import formats
-from wgrad.wgsl.formats.formats import FILES
-from wgrad.wgsl.runtime import compile as wgsl_compile
+from tests.wgsl.shader_files import FORMATS, SHADERS, SHARED
 
-ROOM = Path(wgsl_compile.__file__).parents[1]
-SHADERS = {file.name: file.read_text(encoding="utf-8") for file in sorted(ROOM.rglob("*.wgsl"))}
-SHARED = {name for name in SHADERS if name.endswith(".inc.wgsl")}
-FORMATS = {FILES.get(name, f"{name}.inc.wgsl") for name in formats()}  # included by the constant B_FORMAT
 LONGEST_SHADER = 460
 MOST_FILES = 5  # to read for one kernel
 LONGEST_RUN = 7  # lines that two files may have in common: a signature, a loop over what an invocation owns

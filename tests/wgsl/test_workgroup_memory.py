@@ -14,7 +14,7 @@ import pytest
 
 from tests.case_results import assert_case
 from tests.wgsl.matrix_emulation import emulated
-from tests.wgsl.test_shaders import FORMATS, SHADERS, SHARED
+from tests.wgsl.shader_files import FORMATS, SHADERS, SHARED
 from tests.wgsl.workgroup_poison import Variable, poisoned, variables
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.attention import attention_case

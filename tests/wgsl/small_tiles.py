@@ -1,0 +1,13 @@
+"""Tiles of tensor cores that are small enough for a software driver."""
+
+from __future__ import annotations
+
+from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny
+
+# The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.
+SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
+SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
+SMALL_TWO = gemm_matrix.MatrixTile(2, 1, 1, 2, 1)
+SMALL_SKINNY = gemm_matrix_skinny.SkinnyTile(4, 2, 1, 32, 2)
+SMALL_NARROW = gemm_matrix.MatrixTile(1, 2, 1, 1, 1, 64, ahead=True, scales_inside=False)
+SMALL_FEW = gemm_matrix.MatrixTile(1, 2, 2, 1, 1, 64, ahead=True, scales_inside=False)
