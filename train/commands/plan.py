@@ -169,13 +169,13 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
         lines.append("this device does not say how much memory it has: --vram SIZE tells what fits in so much")
         return "\n".join(lines)
     lines.append(
-        f"{'within ' + size(limit):<40}{'--max-length, one sequence':>28}{f'--batch-size, of {config.max_length}':>24}"
+        f"{'within ' + size(limit):<44}{'--max-length, one sequence':>28}{f'--batch-size, of {config.max_length}':>24}"
     )
     for entry in found["fits"]:
         longest, largest = entry["longest_seq_len"], entry["largest_batch_size"]
         all_there_are = " (all positions)" if longest == model_config.max_position_embeddings else ""
         cells = (f"{longest or 'none'}{all_there_are}", f"{largest or 'none'}{' or more' * (largest == MOST_ROWS)}")
-        lines.append(f"  {words(entry):<38}{cells[0]:>28}{cells[1]:>24}")
+        lines.append(f"  {words(entry):<42}{cells[0]:>28}{cells[1]:>24}")
     return "\n".join(lines)
 
 

@@ -317,8 +317,8 @@ class Tokenizer:
             if not self.templates:
                 raise WgradError(
                     f"--model: the tokenizer of {self.where} has no chat template (chat_template in "
-                    "tokenizer_config.json, or chat_template.jinja), which messages need: give one as --chat-template "
-                    "chatml does, or take the instruct variant of the model"
+                    "tokenizer_config.json, or chat_template.jinja), which messages need: add --chat-template chatml, "
+                    "or take the instruct variant of the model"
                 )
             self._template = ChatTemplate(self.templates, self.special_tokens, strict=True)
         return self._template
