@@ -29,6 +29,8 @@ class Fault:
         kernel: Oldest version of the system's kernel.
         backend, type: As in `Device.facts`.
         name, driver: Regular expressions.
+        driver_from, driver_below: First version of the driver with the fault, and without it again, by the first group
+            of `driver`.
         mesa_below, library_below: First version of Mesa, or of wgpu's library, without the fault.
         has, lacking: A feature that the adapter must have or lack.
         bar_bytes: Most bytes of memory that the GPU exposes to the CPU.
@@ -45,6 +47,8 @@ class Fault:
     type: str = ""
     name: str = ""
     driver: str = ""
+    driver_from: tuple[int, ...] = ()
+    driver_below: tuple[int, ...] = ()
     mesa_below: tuple[int, ...] = ()
     library_below: tuple[int, ...] = ()
     has: str = ""
@@ -105,6 +109,30 @@ FAULTS = (
     ),
     Fault(
         "crash",
+        "AMD Software from 26.5.1 on crashes programs that compute with Vulkan",
+        "install AMD Software 26.3.1, or take the adapter of DX12",
+        "github.com/ggml-org/llama.cpp/issues/23508",
+        (AMD,),
+        system="Windows",
+        backend="Vulkan",
+        type="DiscreteGPU",
+        driver=r"^(\d+\.\d+\.\d+) \(",
+        driver_from=(26, 5, 1),
+    ),
+    Fault(
+        "crash",
+        "Intel's driver for Arc before 32.0.101.8860 loses the GPU in work of Vulkan now and then",
+        "update it to 32.0.101.8860 or newer",
+        "github.com/ggml-org/llama.cpp/issues/22034",
+        (INTEL,),
+        system="Windows",
+        backend="Vulkan",
+        type="DiscreteGPU",
+        driver=r"\b101\.(\d+)",
+        driver_below=(8860,),
+    ),
+    Fault(
+        "crash",
         "Linux 7 resets an AMD GPU whose work takes 2 seconds, where Linux 6 waited a minute",
         "if the device is lost, use a smaller --batch-size, or start the kernel with "
         "amdgpu.lockup_timeout=10000,60000,10000,10000",
@@ -138,6 +166,13 @@ FAULTS = (
         (AMD,),
         type="DiscreteGPU",
         bar_bytes=256 * _MIB,
+    ),
+    Fault(
+        "note",
+        "Metal's compiler may drop a barrier, after which values in workgroup memory are wrong",
+        "nothing: a run checks its operators against NumPy first, and leaves out a kernel that is wrong",
+        "github.com/gfx-rs/wgpu/issues/4500",
+        backend="Metal",
     ),
     Fault(
         "note",
@@ -184,7 +219,7 @@ def known_faults(adapter: Mapping[str, Any], system: str, kernel: str = "") -> l
 def _concerns(fault: Fault, adapter: Mapping[str, Any], system: str, kernel: str) -> bool:
     name, driver, features = str(adapter.get("name", "")), str(adapter.get("driver", "")), adapter.get("features", ())
     mesa, library = _version(driver, r"Mesa "), _version(str(adapter.get("library", "")), r"wgpu-native ")
-    bar = adapter.get("bar_bytes")
+    bar, of_driver = adapter.get("bar_bytes"), _version(driver, fault.driver, "")
     return all(
         (
             not fault.vendors or adapter.get("vendor_id") in fault.vendors,
@@ -194,6 +229,8 @@ def _concerns(fault: Fault, adapter: Mapping[str, Any], system: str, kernel: str
             fault.type in ("", adapter.get("type")),
             re.search(fault.name, name) is not None,
             re.search(fault.driver, driver) is not None,
+            not fault.driver_from or of_driver >= fault.driver_from,
+            not fault.driver_below or () < of_driver < fault.driver_below,
             not fault.mesa_below or () < mesa < fault.mesa_below,
             not fault.library_below or () < library < fault.library_below,
             not fault.has or fault.has in features,
@@ -203,7 +240,7 @@ def _concerns(fault: Fault, adapter: Mapping[str, Any], system: str, kernel: str
     )
 
 
-def _version(text: str, before: str = "^") -> tuple[int, ...]:
-    """Return the version that follows a text; empty: there is none."""
-    found = re.search(before + r"(\d+(?:\.\d+)*)", text)
-    return tuple(map(int, found[1].split("."))) if found else ()
+def _version(text: str, before: str = "^", version: str = r"(\d+(?:\.\d+)*)") -> tuple[int, ...]:
+    """Return the version that follows a text, as the first group of the expression; empty: there is none."""
+    found = re.search(before + version, text)
+    return tuple(map(int, found[1].split("."))) if found and found.re.groups else ()
