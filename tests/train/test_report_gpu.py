@@ -36,6 +36,19 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_parts, "WARM_SECONDS", 0.0)
 
 
+def test_a_report_has_the_settings_of_drivers_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: "/home/ada")
+    given = {
+        "WGRAD_API_KEY": "secret", "WGRAD_HIP_GRAPHS": "0", "HIP_TOKEN": "x", "PATH": "/bin",
+        "RADV_PERFTEST": "cswave32", "VK_DRIVER_FILES": "/home/ada/icd.json", "HSA_OVERRIDE_GFX_VERSION": "11.0.0",
+        "MESA_DEBUG": "x" * 1000,
+    }  # fmt: skip
+    assert report_gpu._settings(given) == {
+        "HSA_OVERRIDE_GFX_VERSION": "11.0.0", "MESA_DEBUG": "x" * 300, "RADV_PERFTEST": "cswave32",
+        "VK_DRIVER_FILES": "~/icd.json", "WGRAD_HIP_GRAPHS": "0",
+    }  # fmt: skip
+
+
 # ---- the parts -----------------------------------------------------------------------------------
 class Wrong(ReferenceDevice):
     reason = "made wrong"

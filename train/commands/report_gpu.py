@@ -36,13 +36,20 @@ from wgrad.train.terminal.progress import Display
 FORMAT = 1
 DEFAULT_OUT = "gpu-report.json"
 PARTS = ("device", "self-test", "rates", "fine-tune", "cpu")
-SILENCE = 180.0  # seconds without a line after which a part counts as hung; one shader may take a driver a minute
+# Seconds without a line after which a part counts as hung. One shader may take a driver a minute; the fine-tune says
+# nothing while it compiles and trains, and ends its own waits earlier.
+SILENCE, SILENCE_OF_A_RUN = 180.0, 1200.0
 DEATHS = 3  # crashes of the self-test after which it is given up
 _SAVE_SECONDS = 1.0  # between two writes while a part runs
 _FORM = "issues/new?template=gpu-report.yml"
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.commands.report_parts import main; main(*{arguments!r})"
 _LAUNCH = "launch: "  # prefix of the lines of a device that traces its launches
 _TRACING = {"WGRAD_HIP_SYNC": "trace"}
+_SETTINGS = (
+    "WGRAD_", "WGPU_", "VK_", "MESA_", "RADV_", "ACO_", "AMD_", "ANV_", "INTEL_", "NVK_", "LP_", "GALLIVM_", "TU_",
+    "MVK_", "HIP_", "HSA_", "ROCR_", "ROCM_", "GPU_", "CUDA_VISIBLE_DEVICES", "__GLX_", "DRI_PRIME", "RUST_BACKTRACE",
+)  # fmt: skip
+_LONGEST_SETTING = 300  # characters
 _MOST_LAUNCHES = 20  # launches kept of a case whose result is wrong
 
 
@@ -144,7 +151,27 @@ def _system() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "memory_bytes": main_memory(),
+        "distribution": _distribution(),
+        "environment": _settings(os.environ),
     }
+
+
+def _distribution() -> str:
+    """Return the name of the Linux distribution, which tells the driver's packages; "": another system."""
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        return ""
+
+
+def _settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that change what wgrad or a driver does, without keys and the user's name."""
+    home = os.path.expanduser("~")
+    found = {}
+    for name, value in sorted(environment.items()):
+        if name.startswith(_SETTINGS) and not re.search("KEY|TOKEN|SECRET|PASSWORD", name):
+            found[name] = value.replace(home, "~")[:_LONGEST_SETTING] if len(home) > 1 else value[:_LONGEST_SETTING]
+    return found
 
 
 def _doctor() -> list[str]:
@@ -204,13 +231,14 @@ def _run_process(
 ) -> Generator[None, None, str]:
     """Run a part in a process and collect its lines in `part`. Return how it failed; "": it did not."""
     child = Child(_CODE.format(path=sys.path, arguments=tuple(arguments)), {**os.environ, **environment})
+    silence = SILENCE_OF_A_RUN if arguments[0] == "fine-tune" else SILENCE
     try:
-        while (line := child.line(SILENCE)) is not None:
+        while (line := child.line(silence)) is not None:
             take(part, line)
             yield
-        status = child.status(SILENCE)
+        status = child.status(silence)
     except Silent:
-        return f"hung: no answer for {SILENCE:.0f} s"
+        return f"hung: no answer for {silence:.0f} s"
     finally:
         child.end()
         errors = child.errors
