@@ -99,6 +99,15 @@ def test_long_variables_and_deep_files_are_read_without_an_error(fake: Fake) -> 
     assert diagnosis._registered(fake.machine())[0].endswith("hides all other drivers: unset VK_DRIVER_FILES")
 
 
+def test_drivers_are_read_where_the_loader_reads_them(fake: Fake) -> None:
+    """The list is the one that wgpu's check has (wgsl/runtime/vulkan_drivers.py), below another root."""
+    fake.put("usr/local/etc/vulkan/icd.d/own.json", json.dumps({"ICD": {"library_path": "libown.so"}}))
+    fake.put("opt/data/vulkan/icd.d/more.json", json.dumps({"ICD": {"library_path": "libmore.so"}}))
+    fake.environment["XDG_DATA_DIRS"] = "/opt/data"
+    drivers = [driver.file.name for driver in fake.machine().vulkan_drivers()]
+    assert drivers[0] == "more.json" and "own.json" in drivers and "nvidia_icd.json" in drivers
+
+
 def without_card(fake: Fake) -> None:
     fake.devices = [LAVAPIPE]
 
