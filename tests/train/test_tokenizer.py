@@ -269,6 +269,17 @@ def test_a_post_processor_with_ids_of_no_token_is_refused(make_tokenizer, proces
         load_tokenizer(folder)
 
 
+@pytest.mark.parametrize("id_", [1 << 24, 2**32 - 1])
+def test_a_vocabulary_with_an_id_beyond_all_models_is_refused(make_tokenizer, id_: int) -> None:
+    folder = make_tokenizer()
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    change(folder, model=model | {"vocab": model["vocab"] | {"zz": (1 << 24) - 1}})
+    assert load_tokenizer(folder).vocab_size == 1 << 24
+    change(folder, model=model | {"vocab": model["vocab"] | {"zz": id_}})
+    with pytest.raises(WgradError, match=f"the vocabulary has a token with the id {id_}, and ids end at 16777215"):
+        load_tokenizer(folder)
+
+
 @pytest.mark.parametrize("wrap", [lambda p: p, lambda p: {"type": "Sequence", "processors": [p]}])
 def test_a_post_processor_with_an_undefined_token_is_refused(make_tokenizer, wrap: Any, capfd: Any) -> None:
     """The library panics there and prints lines of its own."""
