@@ -43,6 +43,7 @@ from tests.fuzz.tables import columns_case, keys_case, table_case
 from tests.fuzz.texts import conversation, data_lines, mutate_template, yaml_text
 from tests.fuzz.tools import imatrix_case, import_case, modelfile_case
 from tests.fuzz.values import LFS_POINTER, hostile, mutate_bytes, mutate_json, write_json
+from tests.fuzz.vocabularies import vocabulary_case
 from tests.fuzz.weights import join, mutate_gguf, mutate_quant_state, mutate_safetensors, split
 from tests.fuzz.words import DATA_NAMES, ROLE_TEMPLATES, SHARD_NAMES, TOKENIZER_PARTS
 from wgrad.train.options.choices import TEMPLATES
@@ -368,6 +369,7 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "gguf-keys": (7, gguf_keys_case),
     "index": (5, index_case),
     "tokenizer": (9, tokenizer_case),
+    "vocabulary": (7, vocabulary_case),
     "tokenizer-config": (6, tokenizer_config_case),
     "template": (9, template_case),
     "roles": (6, roles_case),
