@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
-from wgrad.train.run.schedule import learning_rate, warmup_steps
+from wgrad.train.run.schedule import learning_rate, long_warmup, warmup_steps
 from wgrad.train.run.session import open_session
 
 
@@ -19,7 +19,7 @@ def rates(total: int, **options) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("warmup", "total", "steps"), [(0, 41, 0), (0.03, 41, 2), (0.5, 7, 4), (1, 41, 1), (9, 41, 9), (99, 41, 41)]
+    ("warmup", "total", "steps"), [(0, 41, 0), (0.03, 41, 2), (0.5, 7, 4), (1, 41, 1), (9, 41, 9), (99, 41, 99)]
 )
 def test_warmup_is_a_share_or_a_number(warmup: float, total: int, steps: int) -> None:
     assert warmup_steps(RunOptions(warmup_steps=warmup), total) == steps
@@ -46,6 +46,15 @@ def test_schedules_have_their_shapes_after_the_warmup() -> None:
     assert rates(10, lr_scheduler_type="cosine", warmup_steps=2)[2:] == pytest.approx(
         [0.25 * (1 + math.cos(math.pi * i / 8)) for i in range(8)]
     )
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_a_warmup_longer_than_the_run_does_not_reach_the_peak(schedule: Any) -> None:
+    """As in transformers, which is a step behind, and said in a note."""
+    assert rates(41, lr_scheduler_type=schedule, warmup_steps=99) == pytest.approx([0.5 * n / 99 for n in range(1, 42)])
+    config = RunOptions(learning_rate=0.5, lr_scheduler_type=schedule, warmup_steps=99)
+    assert "more than the 41 steps of the run, so its learning rate reaches only 2.07e-01" in long_warmup(config, 41)
+    assert long_warmup(config, 99) == ""
 
 
 def test_beyond_the_end_it_does_not_rise_again() -> None:

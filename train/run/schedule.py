@@ -11,9 +11,11 @@ FEW_STEPS = 50  # a run with fewer hardly learns
 
 
 def warmup_steps(config: RunOptions, total_steps: int) -> int:
-    """Return --warmup-steps as a number of steps: a fraction below 1 of `total_steps`, rounded up, or the value."""
-    steps = math.ceil(config.warmup_steps * total_steps) if config.warmup_steps < 1 else int(config.warmup_steps)
-    return min(steps, total_steps)
+    """Return --warmup-steps as a number of steps: a fraction below 1 of `total_steps`, rounded up, or the value.
+
+    It may be more than `total_steps`: the rate then does not reach its peak, as in transformers.
+    """
+    return math.ceil(config.warmup_steps * total_steps) if config.warmup_steps < 1 else int(config.warmup_steps)
 
 
 def learning_rate(config: RunOptions, step: int, total_steps: int) -> float:
@@ -67,3 +69,15 @@ def few_steps(config: RunOptions, steps: int) -> str:
     count = f"{steps} step{'s' * (steps != 1)}"
     epochs = -(-config.epochs * FEW_STEPS // steps)
     return f"note: the run has only {count}, which is little to learn from: --epochs {epochs} makes it {FEW_STEPS}"
+
+
+def long_warmup(config: RunOptions, steps: int) -> str:
+    """Return a note on a warm-up that is longer than the run, or ""."""
+    warmup = warmup_steps(config, steps)
+    if warmup <= steps:
+        return ""
+    peak = learning_rate(config, steps - 1, steps)
+    return (
+        f"note: --warmup-steps {warmup} is more than the {steps} steps of the run, so its learning rate reaches only "
+        f"{peak:.2e}: use a fraction such as 0.03, or fewer steps"
+    )

@@ -34,7 +34,7 @@ from wgrad.train.plan.settle import settle
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
-from wgrad.train.run.schedule import few_steps
+from wgrad.train.run.schedule import few_steps, long_warmup
 from wgrad.train.step.checked import fault_notes
 from wgrad.train.step.compute import choose_compute, common_compute, round_products
 from wgrad.train.step.find_model import find_model
@@ -180,7 +180,8 @@ def _say_data(session: Session, memory_choices: Sequence[str]) -> None:
     if config.objective_kind.reference:
         not_this = f", not --adapter {config.adapter}: wgrad merge makes that one" if config.adapter else ""
         session.say(f"reference: the base model without an adapter{not_this}")
-    for note in (beyond_positions(row_tokens, session.model_config), few_steps(config, session.stream.total_steps)):
+    steps, positions = session.stream.total_steps, beyond_positions(row_tokens, session.model_config)
+    for note in (positions, few_steps(config, steps), long_warmup(config, steps)):
         if note:
             session.say(note)
 
