@@ -213,3 +213,19 @@ def test_a_rank_that_ended_is_named_by_the_rank_that_acts_first(
         assert capfd.readouterr().err.startswith("wgrad: error: rank 0 ended while MPI was starting: ")
         checks[rank] = next(clock) / keeper.EVERY
     assert checks[2] - checks[1] == 2
+
+
+def test_ranks_that_the_first_one_takes_along_are_not_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 has named rank 1 and ended; the launcher ends rank 2 a moment later."""
+    clock, alive = itertools.count(step=keeper.EVERY), itertools.chain([{0, 2}] * 3, itertools.repeat({2}))
+    checks = itertools.chain([[[]]] * 13, itertools.repeat([[0]]))  # the rank has ended: end of file
+    monkeypatch.setattr(keeper.select, "select", lambda *_: next(checks))
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(keeper, "launcher_of", lambda _: 1 << 30)
+    monkeypatch.setattr(keeper, "ranks_of", lambda _: next(alive))
+    monkeypatch.setattr(keeper.os, "read", lambda *_: b"")
+    monkeypatch.setattr(keeper.os, "kill", lambda *_: pytest.fail("the launcher ends this rank"))
+    keeper.main(2, 3, 3, 60)
+    assert capfd.readouterr().err == ""

@@ -19,6 +19,7 @@ JOINED = b"j"  # message of a rank once MPI has joined it with the others
 END = getattr(signal, "SIGUSR2", signal.SIGTERM)
 EVERY = 0.5  # seconds between checks
 SETTLED = 3.0  # seconds until the launcher has certainly started all ranks
+PATIENCE = 4  # checks more where a further rank has ended: perhaps by its watchdog, and the launcher ends this one
 
 
 def process(pid: int) -> tuple[int, int, bool] | None:
@@ -90,7 +91,7 @@ def main(rank: int, here: int, size: int, limit: float, *watched: str) -> None:
     pids = [(int(pid), int(start or 0)) for pid, _, start in (word.partition(":") for word in watched)]
     if launcher > 1 and (found := process(launcher)):
         pids.append((launcher, found[1]))
-    joined, lacking = False, 0
+    joined, lacking, lost = False, 0, set[int]()
     while True:
         if select.select([0], [], [], EVERY)[0]:
             said = os.read(0, 1)
@@ -105,11 +106,12 @@ def main(rank: int, here: int, size: int, limit: float, *watched: str) -> None:
         if joined or waited < SETTLED:
             continue
         alive = ranks_of(launcher) if launcher > 1 and here > 1 else set()
-        lacking = lacking + 1 if rank in alive and len(alive) < here else 0
+        before, lost = lost, set(range(size)) - alive if rank in alive and len(alive) < here else set()
+        lacking = 0 if not lost else lacking + 1 if lost == before or not before else -PATIENCE
         # One rank after the other: the launcher ends them all with the first one, whose watchdog has printed why.
-        if lacking and lacking >= 2 + 2 * sorted(alive).index(rank):
-            lost = sorted(set(range(size)) - alive)
-            who = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if here == size else "a rank of this host"
+        if lost and lacking >= 2 + 2 * sorted(alive).index(rank):
+            names = ", ".join(map(str, sorted(lost)))
+            who = f"rank{'s' * (len(lost) > 1)} {names}" if here == size else "a rank of this host"
             _say(True, f"{who} ended while MPI was starting: see what it said, then start the run again")
         elif waited > limit:
             _say(True, f"rank {rank} has not found the others within {limit:.0f} s: see whether all were started")
