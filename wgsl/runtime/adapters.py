@@ -262,6 +262,6 @@ def open_device(adapter: Any) -> Any:
         return adapter.request_device_sync(required_features=features, required_limits=limits)
     except Exception as error:
         native.error_log().messages.clear()
-        said = " ".join(str(error).split())
+        said = " ".join(str(error).split()) or type(error).__name__
         kind = DeviceLost if "lost" in said.lower() else DeviceError
         raise kind(f"adapter '{adapter.info['device']}' gave no device: {said}") from error
