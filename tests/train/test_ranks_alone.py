@@ -229,3 +229,11 @@ def test_ranks_that_the_first_one_takes_along_are_not_named(
     monkeypatch.setattr(keeper.os, "kill", lambda *_: pytest.fail("the launcher ends this rank"))
     keeper.main(2, 3, 3, 60)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+def test_a_launcher_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = [sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr(launch, "command", lambda ranks, arguments: killed)
+    with pytest.raises(WgradError, match="mpirun was ended by signal 9: the ranks end too; --resume goes on"):
+        launch.launch(2, [])
