@@ -232,8 +232,8 @@ def test_ranks_that_the_first_one_takes_along_are_not_named(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no signals")
-def test_a_launcher_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     killed = [sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 9)"]
     monkeypatch.setattr(launch, "command", lambda ranks, arguments: killed)
-    with pytest.raises(WgradError, match="mpirun was ended by signal 9: the ranks end too; --resume goes on"):
-        launch.launch(2, [])
+    assert launch.launch(2, []) == 1
+    assert "mpirun was ended by signal 9: the ranks end too; --resume goes on" in capsys.readouterr().err

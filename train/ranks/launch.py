@@ -95,10 +95,10 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
         raise Interrupted(asked[0])
     if asked and status:  # the first rank has printed what is saved
         return 128 + asked[0]
-    if status < 0:  # no rank is left with a terminal to say it
-        raise WgradError(
-            f"--ranks: mpirun was ended by signal {-status}: the ranks end too; --resume goes on from the last checkpoint"
-        )
+    if status < 0:  # the ranks have lost the terminal with it
+        ended = f"mpirun was ended by signal {-status}: the ranks end too; --resume goes on from the last checkpoint"
+        print(f"wgrad: error: --ranks: {ended}", file=sys.stderr)
+        return 1
     if status == END:  # the watchdog of a rank has ended it while MPI was starting, and printed why
         return 1
     return status if 0 <= status < 126 or status == 128 + signal.SIGINT else 1
