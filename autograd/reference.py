@@ -19,6 +19,7 @@ import numpy as np
 from wgrad.autograd.bind import bind
 from wgrad.autograd.decoded_weights import DecodedWeights, forget_decoded, kept_in, owner_of
 from wgrad.autograd.operators import OPERATORS
+from wgrad.device.contract import SCRATCH_BYTES
 from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import MemoryStats
@@ -131,6 +132,7 @@ class ReferenceDevice:
     float16 = bfloat16 = shared_memory = host_buffers = True
     stacks_weights = reopens = needs_new_process = False
     fastest_compute = "float32"
+    scratch_bytes = SCRATCH_BYTES
 
     def __init__(self) -> None:
         self.description = f"NumPy {np.__version__} on {platform.processor() or platform.machine()}"

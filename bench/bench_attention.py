@@ -22,8 +22,9 @@ from common import Report, has_cuda, time_device, time_torch
 from wgrad.autograd.bench.cost import attention_flop
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.wgsl.attention import attention, attention_matrix
+from wgrad.wgsl.attention import attention, attention_backward, attention_matrix
 from wgrad.wgsl.attention.attention_matrix import MatrixRows
+from wgrad.wgsl.attention.attention_matrix_keys import MatrixKeys
 from wgrad.wgsl.attention.attention_plan import Plan, Tile, plan
 from wgrad.wgsl.device import WgpuDevice
 
@@ -70,12 +71,9 @@ BACKWARD_TILES = [
     Tile(128, 32, 8, 16, 16, 16),
 ]
 WANTED_GROUPS = (1, 256, 512, 1024)
-UNITS_TILES = [
-    MatrixRows(subgroups, columns, pairs=pairs)
-    for columns in (16, 32, 64)
-    for subgroups in (2, 4, 6, 8)
-    for pairs in (False, True)
-]
+_SIZES = [(n, columns, pairs) for columns in (16, 32, 64) for n in (2, 4, 6, 8) for pairs in (False, True)]
+UNITS_TILES: list[MatrixRows | MatrixKeys] = [MatrixRows(n, columns, pairs=pairs) for n, columns, pairs in _SIZES]
+UNITS_TILES += [MatrixKeys(n, columns, pairs=pairs) for n, columns, pairs in _SIZES]
 
 
 @dataclass
@@ -157,7 +155,7 @@ def kernels(device: WgpuDevice, problem: Problem) -> dict[str, tuple[float, Call
     # Zeros: memory may still hold the right answer, of the variant before.
     o, lse = device.zeros(a["q"].shape, a["q"].dtype), device.zeros(a["lse"].shape, np.float32)
     dq, dk, dv = (device.zeros(a[n].shape, a[n].dtype) for n in ("q", "k", "v"))
-    stats = attention._delta(device, a["do"], a["o"], a["lse"])
+    stats = attention_backward._delta(device, a["do"], a["o"], a["lse"])
     reads = [a["do"], a["q"], a["k"], a["v"], stats, a["doc_start"]]
 
     def forward() -> dict[str, Any]:
@@ -165,15 +163,15 @@ def kernels(device: WgpuDevice, problem: Problem) -> dict[str, tuple[float, Call
         return {"o": o, "lse": lse}
 
     def backward_dq() -> dict[str, Any]:
-        attention._backward_dq(device, reads, dq, scale, 0, 0.0)
+        attention_backward._backward_dq(device, reads, dq, scale, 0, 0.0)
         return {"dq": dq}
 
     def backward_dkv() -> dict[str, Any]:
-        attention._backward_dkv(device, reads, dk, dv, scale, 0, 0.0)
+        attention_backward._backward_dkv(device, reads, dk, dv, scale, 0, 0.0)
         return {"dk": dk, "dv": dv}
 
     def delta() -> dict[str, Any]:
-        attention._delta(device, a["do"], a["o"], a["lse"])
+        attention_backward._delta(device, a["do"], a["o"], a["lse"])
         return {}
 
     def backward() -> dict[str, Any]:
@@ -260,9 +258,11 @@ def sweep_units(device: WgpuDevice, report: Report, problem: Problem, chosen: Pl
     width, tiles = problem.shape[4], dict(attention_matrix.TILES)
     for kernel in tiles:
         for tile in UNITS_TILES:
+            if isinstance(tile, MatrixKeys) != (kernel == "dkv"):
+                continue
             fits = tile.workgroup_bytes(kernel, width) <= device.workgroup_bytes and tile.columns <= width
-            two = kernel == "dkv" or tile.pairs  # these want two matrices side by side
-            if not fits or (two and tile.columns < 32) or (kernel == "dkv" and tile.pairs):
+            two = kernel != "dkv" and tile.pairs  # these want two matrices side by side
+            if not fits or (two and tile.columns < 32):
                 continue
             attention_matrix.TILES[kernel] = ((0, tile),)
             attention_matrix._FEW_ROWS = tile.rows

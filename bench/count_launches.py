@@ -23,6 +23,7 @@ from bench_train import GIB, add_memory_options, build, random_step, shape_of
 from peak_parts import CountingPool, Part
 
 from wgrad.autograd.bind import bind
+from wgrad.device.contract import SCRATCH_BYTES
 from wgrad.device.memory import Array
 from wgrad.wgsl.device import DryRunDevice
 from wgrad.wgsl.runtime.compile import Constant
@@ -38,6 +39,7 @@ CARD = {
     "shared_memory": False,
     "host_buffers": True,
     "copies_beside": True,
+    "scratch_bytes": SCRATCH_BYTES,
     "float16": True,
     "bfloat16": False,
     "matrix_tile": "",

@@ -33,6 +33,7 @@ MAX_HEAD_DIM = 512  # head width of attention
 MAX_KEY_DIM = 256  # width of a key of the delta rule
 PAGE = 64  # tokens of a page of a cache
 DELTA_CHUNK = 64  # tokens of a chunk of the gated delta rule
+SCRATCH_BYTES = 768 << 20  # default of Device.scratch_bytes
 
 
 def delta_segment(rows: int) -> int:
@@ -81,6 +82,7 @@ class Device(Protocol):
     host_buffers: bool  # it has `empty_host`
     reopens: bool  # it can be opened again in this process after a loss (`reopen`)
     needs_new_process: bool  # after a loss this process cannot reach it, but a new process can open it
+    scratch_bytes: int  # that an operator may take in addition to its outputs where that only saves time
     lacks: frozenset[str]  # operators that it declares to lack: calling one raises OperatorMissing
 
     @property

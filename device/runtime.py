@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.device.contract import SCRATCH_BYTES
 from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.kernel_times import Profiler
 from wgrad.device.memory import Array, Lease, MemoryStats, Pool
@@ -62,6 +63,7 @@ class PooledRuntime:
     host_buffers = True
     stacks_weights = False
     reopens = needs_new_process = False
+    scratch_bytes = SCRATCH_BYTES
     _pool: Pool
     _host_pool: Pool
     _replay: Any = None  # the one that is being recorded

@@ -263,7 +263,7 @@ def test_a_limit_makes_the_chunks_of_long_rows_smaller(options: dict[str, Any], 
     assert mlp_chunk_bytes(RunOptions(**options)) == (mib and mib << 20)
 
 
-def test_the_model_has_chunks_of_that_size(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_bounds_chunks_and_scratch_of_the_model(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found, device = list[int](), ReferenceDevice()
     monkeypatch.setattr(model_file, "MLP_CHUNKS_ABOVE", 0)
 
@@ -274,7 +274,7 @@ def test_the_model_has_chunks_of_that_size(make_checkpoint: Any, monkeypatch: py
     monkeypatch.setattr(model_file, "in_row_chunks", noted)
     folder = make_checkpoint()
     a_row = 6 * load_model_config(folder).intermediate_size * 4
-    for limit, rows in ((None, 4096), ("3GiB", 128)):
+    for limit, rows, scratch in ((None, 4096, 768), ("3GiB", 128, 192)):
         monkeypatch.setattr(model_file, "MLP_CHUNK_BYTES", 4096 * a_row)
         monkeypatch.setattr(activations, "LEAST_MLP_CHUNK_BYTES", 128 * a_row)
         monkeypatch.setattr(activations, "MLP_CHUNK_BYTES", 128 * a_row)
@@ -282,4 +282,4 @@ def test_the_model_has_chunks_of_that_size(make_checkpoint: Any, monkeypatch: py
         model = build_trainable(config, load_model_config(folder), folder, device, positions=8192).model
         inputs = Inputs.empty(model, 1, 8192)
         model._mlp_half(0, Tensor(device.zeros((8192, model.config.hidden_size)), device), inputs, None)
-        assert found.pop() == rows
+        assert found.pop() == rows and device.scratch_bytes == scratch << 20

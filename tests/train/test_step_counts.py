@@ -21,7 +21,7 @@ from wgrad.train.commands.bench_model import SHAPES, RandomWeights
 from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan import fit
-from wgrad.wgsl.attention.attention import MOST_OF_A_WORKGROUP, MOST_ON_UNITS
+from wgrad.wgsl.attention.attention_backward import MOST_OF_A_WORKGROUP, MOST_ON_UNITS
 from wgrad.wgsl.runtime.submission_size import LEAST_WORK_GPU
 
 
@@ -149,9 +149,8 @@ def test_the_8b_trains_in_3_gib_with_its_weights_in_main_memory(counter: Any, sc
     assert device.memory().peak_reserved_bytes <= 3 << 30
 
 
-_TILES_OF_ATTENTION = {
-    f"attention{kernel}" for kernel in ("", "_backward_dq", "_backward_dkv", "_matrix", "_matrix_dq", "_matrix_dkv")
-}
+_KINDS = ("", "_backward_dq", "_backward_dkv", "_matrix", "_matrix_dq", "_matrix_dq_stored", "_matrix_dkv")
+_TILES_OF_ATTENTION = {f"attention{kind}" for kind in _KINDS}
 _DENSE = list(product(("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"), (2048, 32_768), (False, True, "int8")))
 # DeltaNet and convolutions; experts, and eight query heads for each key head.
 _OTHERS = (("qwen3.5-4b", 32_768, False), ("qwen3-30b-a3b", 32_768, True), ("qwen3-30b-a3b", 32_768, False))

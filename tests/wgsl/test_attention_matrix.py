@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,16 +10,19 @@ import numpy as np
 import pytest
 
 from tests.case_results import assert_case
-from tests.wgsl.launches import same_bits_in_parts
+from tests.wgsl.launches import launched, same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, Case, Inputs, upload_inputs
-from wgrad.autograd.selftest.run import to_host
-from wgrad.wgsl.attention import attention_matrix
+from wgrad.autograd.selftest.run import call_case, to_host
+from wgrad.wgsl.attention import attention_backward, attention_matrix
 from wgrad.wgsl.attention.attention_matrix import MatrixRows
+from wgrad.wgsl.attention.attention_matrix_keys import PAIRED_LANES, MatrixKeys
+from wgrad.wgsl.attention.attention_plan import Plan, Tile
 
 PREFILL = attention_case("prefill on a cache", (1, 19, 4, 2, 32), F16, keys=130, cache_len=62)
 _KERNELS = {"forward": {"attention_matrix"}, "backward": {"attention_matrix_dq", "attention_matrix_dkv"}}
+_STORED = {"attention_matrix_dq_stored", "attention_matrix_dkv"}
 _PLAIN = {"attention_combine", "attention_delta", "attention_reduce"}  # for either kind of kernel
 
 
@@ -59,7 +63,7 @@ def test_cases_run_on_their_kernels_within_the_limits(
 ) -> None:
     monkeypatch.setattr(matrix_device, "lanes", lanes)
     assert_case(case, matrix_device)
-    assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
+    assert matrix_device.launched - _PLAIN in (_KERNELS[case.direction], _STORED)
 
 
 def test_what_lies_beyond_the_last_token_of_a_cache_is_not_read(matrix_device: Any) -> None:
@@ -84,11 +88,12 @@ def test_rows_passed_to_registers_in_parts_are_within_the_limits(
         attention_matrix, "TILES", attention_matrix.TILES | dict.fromkeys(("forward", "dq"), ((0, many),))
     )
     monkeypatch.setattr(attention_matrix, "_FEW_ROWS", many.rows)
+    monkeypatch.setattr(matrix_device, "scratch_bytes", 0)
     assert_case(case, matrix_device)
     assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
 
 
-@pytest.mark.parametrize("lanes", attention_matrix.PAIRED_LANES)
+@pytest.mark.parametrize("lanes", PAIRED_LANES)
 @pytest.mark.parametrize(
     "case", [c for c in few_cases() if "packed" in c.name or "rising" in c.name], ids=lambda c: c.name
 )
@@ -98,10 +103,42 @@ def test_pairs_of_subgroups_share_rows(
     """Each has half of the columns; K and V go in turns through one place, as those of wide heads."""
     pairs = MatrixRows(4, pairs=True)
     monkeypatch.setattr(matrix_device, "lanes", lanes)
-    tiles = {"forward": ((0, replace(pairs, in_turns=True)),), "dq": ((0, pairs),)}
+    tiles = {"forward": ((0, replace(pairs, in_turns=True)),), "dq": ((0, pairs),), "dkv": ((0, MatrixKeys(4)),)}
     monkeypatch.setattr(attention_matrix, "TILES", attention_matrix.TILES | tiles)
+    monkeypatch.setattr(matrix_device, "scratch_bytes", 0)
     assert_case(case, matrix_device)
     assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
+
+
+def test_stored_gradients_of_scores_give_dq(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one head at a time, of all of a batch element, and of all: the same bits, whatever their memory held."""
+    plain, tile = matrix_device.empty, Tile(32, 32, 8, 8, 8, 4)
+
+    def empty(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
+        if shape[3:] != (16,):
+            return plain(shape, dtype)
+        return matrix_device.view(matrix_device.upload(np.full(math.prod(shape), np.nan, dtype)), shape, 0)
+
+    monkeypatch.setattr(matrix_device, "empty", empty)
+    monkeypatch.setattr(matrix_device, "attention_plan", Plan(tile, tile, tile, wanted_groups=1))
+    monkeypatch.setattr(attention_matrix, "TILES", attention_matrix.TILES | {"dkv": ((0, MatrixKeys(2)),)})
+    case = attention_case("stored", (2, 133, 4, 2, 32), F16, documents=3, window=90, backward=True)
+    names, found = launched(matrix_device, monkeypatch, "attention_matrix_dq_stored"), set[bytes]()
+    of_a_head = 2 * 32 * MatrixKeys(2).stored_rows(133)
+    least = attention_backward.LEAST_STORED
+    monkeypatch.setattr(attention_backward, "LEAST_STORED", 1)
+    for heads in (1, 3, 4):
+        monkeypatch.setattr(matrix_device, "scratch_bytes", heads * of_a_head)
+        outputs = to_host(case, matrix_device, call_case(case, matrix_device))
+        found.add(b"".join(outputs[name].tobytes() for name in ("dq", "dk", "dv")))
+    assert len(names) == 4 + 2 + 1 and len(found) == 1
+    assert_case(case, matrix_device)
+    names.clear()
+    for tiles, nbytes in ((1, of_a_head - 1), (least, of_a_head)):
+        monkeypatch.setattr(attention_backward, "LEAST_STORED", tiles)
+        monkeypatch.setattr(matrix_device, "scratch_bytes", nbytes)
+        assert_case(case, matrix_device)
+    assert not names, "ds of one head takes too much, or its launches are too short"
 
 
 @pytest.mark.parametrize("width", [32, 64, 96, 128])
@@ -111,15 +148,15 @@ def test_every_column_of_a_head_is_read(width: int) -> None:
         for lanes in LANES:
             tile_of = [replace(tile, lanes=lanes) for least, tile in tiles if least <= width]
             for tile in tile_of:
-                if tile.pairs and lanes not in attention_matrix.PAIRED_LANES:
+                if not tile.serves(lanes):
                     continue
-                found: dict[str, Any] = tile.key_constants(width) if kernel == "dkv" else tile.constants(width)
-                threads = found["SG"] * found["SG_LANES"]
+                found: dict[str, Any] = tile.constants(width)
+                threads = found["SG"] * found.get("SG_LANES", lanes)
                 parts = found["LEFT_PARTS"]
                 assert 16 * parts * found["LEFT_DF"] == width
                 assert found["LOADS_ROWS"] * threads >= tile.rows * width // 8 // parts
                 assert found["LOADS_COLUMNS"] * threads >= tile.columns * width // 8
-                vectors = found["QUARTER"] if kernel == "dkv" else found["PAIRS"]
+                vectors = found["VECTORS"] if kernel == "dkv" else found["PAIRS"]
                 assert vectors * threads == tile.rows * tile.columns // 4
                 assert threads <= 512
 
@@ -146,9 +183,12 @@ def test_shapes_get_their_tiles_on_tensor_cores(matrix_device: Any) -> None:
             assert tile(kernel, 1, queries, 32, width, lanes=lanes).pairs == (lanes in (16, 32))
     assert not tile("dq", 1, 16, 32, 128).pairs
     assert rows("forward", 1, 1024, 32, 64, memory=32768) == 64
-    assert rows("dkv", 1, 64, 2, 64) == rows("dkv", 1, 16, 2, 128) == 64
-    assert rows("dkv", 1, 64, 2, 64, memory=32768) == 32
-    assert rows("dkv", 1, 64, 2, 128, memory=32768) is None  # its tiles do not fit
+    # dk and dv of 128 keys, in pairs, where those fill the GPU.
+    assert [rows("dkv", 1, queries, 32, 128) for queries in (16, 1023, 1024)] == [64, 64, 128]
+    assert [rows("dkv", 4, queries, 32, 64) for queries in (1023, 1024)] == [128, 64]  # two of 64 run at once
+    assert rows("dkv", 1, 1024, 32, 128, lanes=64) == rows("dkv", 1, 1024, 32, 128, memory=32768) == 64
+    assert rows("dkv", 1, 64, 2, 128, memory=16384) == 32
+    assert rows("dkv", 1, 64, 2, 128, memory=16000) is None  # its tiles do not fit
     assert (
         rows("dkv", 1, 15, 2, 64) is None and rows("dkv", 1, 64, 2, 40) is None and rows("dkv", 1, 64, 2, 256) is None
     )
@@ -163,9 +203,12 @@ def test_a_softcap_goes_to_the_plain_kernels(matrix_device: Any, backward: bool)
     assert not any("matrix" in shader for shader in matrix_device.launched)
 
 
-@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("kernels", [_KERNELS["forward"], _KERNELS["backward"], _STORED], ids=["o", "dq", "stored"])
 def test_several_dispatches_give_the_same_bits(
-    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, backward: bool
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, kernels: set[str]
 ) -> None:
-    case = next(c for c in few_cases() if "packed" in c.name and backward == (c.direction == "backward"))
-    same_bits_in_parts(case, matrix_device, monkeypatch, *_KERNELS[case.direction])
+    direction = "forward" if kernels == _KERNELS["forward"] else "backward"
+    case = next(c for c in few_cases() if "packed" in c.name and c.direction == direction)
+    if kernels != _STORED:
+        monkeypatch.setattr(matrix_device, "scratch_bytes", 0)
+    same_bits_in_parts(case, matrix_device, monkeypatch, *kernels)

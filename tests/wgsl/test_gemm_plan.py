@@ -247,5 +247,5 @@ def test_intels_gpus_have_few_registers(vendor: int, few: bool) -> None:
     assert Limits.of(device).few_registers == few == Limits.of(device.dry_run()).few_registers
     tile = MAIN if not few else FEW_REGISTERS
     assert plan(gemm(FORWARD, (F16, F16, F16)), Limits.of(device)).tile == tile
-    chosen = attention._plan(device, 64)
+    chosen = attention.plan_of(device, 64)
     assert (chosen.forward.depth == 4) == few

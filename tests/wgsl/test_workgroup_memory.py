@@ -25,6 +25,7 @@ from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.wgsl.attention import attention_matrix
 from wgrad.wgsl.attention.attention_matrix import MatrixRows
+from wgrad.wgsl.attention.attention_matrix_keys import MatrixKeys
 from wgrad.wgsl.attention.attention_plan import Plan, Tile
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny
@@ -57,6 +58,7 @@ CASES = {
     "attention_matrix": ["attention/poisoned/1x41x2x1x32/float16"],
     "attention_matrix_dkv": _MATRIX_BACKWARD,
     "attention_matrix_dq": _MATRIX_BACKWARD,
+    "attention_matrix_dq_stored": _MATRIX_BACKWARD,
     "decoding_sample": ["sample/rows/6x1003", "sample/greedy/123/0.5"],
     **dict.fromkeys(("delta_rule_output", "delta_rule_scan", "delta_rule_system"), _DELTA_RULE[:1]),
     **dict.fromkeys(("delta_rule_channels", "delta_rule_grads", "delta_rule_scan_backward"), _DELTA_RULE[1:]),
@@ -143,7 +145,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "MEDIUM", MatrixTile(1, 2, 1, 1, 1))
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SkinnyTile(4, 2, 1, 32, 2),))
     monkeypatch.setattr(gemm_skinny, "_THREADS", 64)
-    monkeypatch.setattr(attention_matrix, "TILES", dict.fromkeys(attention_matrix.TILES, ((0, MatrixRows(2)),)))
+    tiles = dict.fromkeys(attention_matrix.TILES, ((0, MatrixRows(2)),)) | {"dkv": ((0, MatrixKeys(2)),)}
+    monkeypatch.setattr(attention_matrix, "TILES", tiles)
 
 
 @pytest.fixture
@@ -183,6 +186,8 @@ def test_kernels_never_read_memory_that_they_have_not_written(
     tile = Tile(32, 32, 8, 8, 8, 4)
     plan = None if shader == "attention_decode" else Plan(tile, tile, tile, wanted_groups=1)
     monkeypatch.setattr(on.device, "attention_plan", plan)
+    if shader == "attention_matrix_dq":
+        monkeypatch.setattr(on.device, "scratch_bytes", 0)  # so that it is taken
     for name in CASES[shader]:
         assert_case(_BY_NAME[name], on.device)
     missing = _declared(shader) - on.variables[shader]

@@ -22,7 +22,7 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.activations import activation_options
+from wgrad.train.step.activations import activation_options, scratch_bytes
 from wgrad.train.step.build import lora_parameters
 from wgrad.train.step.lora_options import lora_config
 from wgrad.train.step.optim import AdamW, FlatParameters
@@ -213,6 +213,7 @@ def build(
     lora = lora_config(options, config)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
     parameters = lora_parameters(values, device)
+    device.scratch_bytes = scratch_bytes(options)
     model = Model(
         config,
         weights,

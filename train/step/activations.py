@@ -8,6 +8,7 @@ import numpy as np
 
 from wgrad.autograd.chunks import chunk_rows
 from wgrad.autograd.ops.loss import LOGIT_ELEMENTS
+from wgrad.device.contract import SCRATCH_BYTES
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model import MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE
 from wgrad.train.model.model_config import ModelConfig
@@ -27,6 +28,7 @@ KEEP_ATTENTION_FROM, KEEP_ATTENTION_BELOW = 8192, 4 << 30
 # The MLP of a long sequence works in chunks of 1 / MLP_CHUNK_SHARE of a memory limit, but of at least
 # LEAST_MLP_CHUNK_BYTES: with those, the 8B model with streamed weights fits into 3 GiB.
 MLP_CHUNK_SHARE, LEAST_MLP_CHUNK_BYTES = 32, 192 << 20
+SCRATCH_SHARE = 16  # operators may take 1 / SCRATCH_SHARE of a memory limit where that only saves time
 
 
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
@@ -151,6 +153,12 @@ def mlp_chunk_bytes(config: RunOptions) -> int | None:
         return limit_bytes(config.mlp_chunk)
     limit = limit_bytes(config.limit)
     return limit and min(MLP_CHUNK_BYTES, max(LEAST_MLP_CHUNK_BYTES, limit // MLP_CHUNK_SHARE))
+
+
+def scratch_bytes(config: RunOptions) -> int:
+    """Return the bytes that an operator may take where that only saves time."""
+    limit = limit_bytes(config.limit)
+    return min(SCRATCH_BYTES, limit // SCRATCH_SHARE) if limit else SCRATCH_BYTES
 
 
 def activation_options(config: RunOptions, model: ModelConfig) -> dict[str, Any]:

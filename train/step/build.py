@@ -42,7 +42,7 @@ from wgrad.train.model.weights import EMBEDDING, HEAD, weight_specs, whole_modul
 from wgrad.train.options.choices import LORA, ComputeType
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.objectives import SFT
-from wgrad.train.step.activations import activation_options
+from wgrad.train.step.activations import activation_options, scratch_bytes
 from wgrad.train.step.compute import compute_type
 from wgrad.train.step.lora_options import lora_config
 from wgrad.train.step.memory import advising, for_parameters
@@ -125,7 +125,7 @@ def build_trainable(
         WgradError: Options and model do not fit together, or memory is too small.
     """
     config = replace(config, compute=compute_type(config.compute, device))
-    options = _model_options(config, model_config, device, positions)
+    options, device.scratch_bytes = _model_options(config, model_config, device, positions), scratch_bytes(config)
     base = count_parameters(model_config)
     if config.full:
         parameters = _all_parameters(config, model_config, folder, device, progress, contents)

@@ -116,6 +116,7 @@ fn splits_seen(b: u32) -> u32 {
 struct Params {
   batch: u32, queries: u32, heads: u32, kv_heads: u32,
   key_tiles: u32, head_splits: u32, query_splits: u32, window: u32,
+  batch_first: u32, batch_count: u32, kv_first: u32, kv_count: u32,  // of this launch
   scale: f32, first: u32, end: u32,  // workgroups of this dispatch
 }
 @group(0) @binding(0) var<uniform> p: Params;
@@ -252,10 +253,10 @@ fn put_$pair(both: $Pair, lid: u32) {
 // element and first key of workgroup `id`. end_query: queries from there on do not see the keys because of the window.
   let split = id % parts;
   id /= parts;
-  let kv_head = id % p.kv_heads;
-  id /= p.kv_heads;
-  let b = id % p.batch;
-  let j0 = (id / p.batch) * BM;
+  let kv_head = p.kv_first + id % p.kv_count;
+  id /= p.kv_count;
+  let b = p.batch_first + id % p.batch_count;
+  let j0 = (id / p.batch_count) * BM;
   let j_last = min(j0 + BM, p.queries) - 1u;
   let query_split = split % p.query_splits;
   let group = p.heads / p.kv_heads / p.head_splits;  // heads of this part

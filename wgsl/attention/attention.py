@@ -1,8 +1,6 @@
 """Causal attention on wgpu: online softmax, grouped heads, sliding windows, packed documents.
 
-Dao, FlashAttention-2 (arXiv:2307.08691): the T x S scores are never stored. The backward has two kernels, one whose
-workgroups own queries (dq) and one whose workgroups own keys (dk, dv). So it needs no atomics, and the same inputs give
-the same bits.
+Dao, FlashAttention-2 (arXiv:2307.08691): the T x S scores are never stored. The backward: attention_backward.py.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from wgrad.device.contract import PAGE
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
 from wgrad.wgsl.attention import attention_matrix
-from wgrad.wgsl.attention.attention_matrix import MatrixRows
 from wgrad.wgsl.attention.attention_plan import Plan, ceil_div, decode_bytes, decode_columns, plan
 from wgrad.wgsl.elements import wgsl_element
 from wgrad.wgsl.operators import implements
@@ -24,19 +21,16 @@ from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.dispatch_parts import launch_range
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_HEAVIEST = 2.0  # work of the heaviest workgroup over the mean, with a causal mask
-# The most FLOP of one workgroup of attention_backward_dkv.wgsl, 200 ms on one of the eight compute units of a GPU of
-# 0.5 TFLOP/s. With tensor cores, a compute unit does several times as much.
-MOST_OF_A_WORKGROUP, MOST_ON_UNITS = 1.25e10, 5e10
+HEAVIEST = 2.0  # work of the heaviest workgroup over the mean, with a causal mask
 DECODE_ROWS = 8  # attention_decode.wgsl takes the queries of a key/value head up to this many
 
 
-def _types(vec: bool, words: bool = False, **arrays: Array) -> dict[str, Constant]:
+def types_of(vec: bool, words: bool = False, **arrays: Array) -> dict[str, Constant]:
     """Element types of arrays as shaders declare them. words: as 16-byte words."""
     return {name: "vec4<u32>" if words else wgsl_element(array, vec) for name, array in arrays.items()}
 
 
-def _plan(device: Runtime, width: int) -> Plan:
+def plan_of(device: Runtime, width: int) -> Plan:
     found = device.attention_plan or plan(width, device.workgroup_bytes, device.adapter_type, device.few_registers)
     if found is None:
         raise DeviceError(
@@ -46,7 +40,7 @@ def _plan(device: Runtime, width: int) -> Plan:
     return found
 
 
-def _batches(device: Runtime, arrays: Sequence[Array]) -> Iterator[tuple[int, list[Array]]]:
+def batches_of(device: Runtime, arrays: Sequence[Array]) -> Iterator[tuple[int, list[Array]]]:
     """Cut the arrays (batch first) into windows that fit one binding: batch size, views."""
     batch = arrays[0].shape[0]
     rows = [a.nbytes // batch for a in arrays]
@@ -63,9 +57,6 @@ def _batches(device: Runtime, arrays: Sequence[Array]) -> Iterator[tuple[int, li
         yield n, [device.view(a, (n, *a.shape[1:]), at * (a.size // batch)) for a in arrays]
 
 
-# ---- forward -------------------------------------------------------------------------
-
-
 @implements("attention")
 def attention(
     device: Runtime,
@@ -80,7 +71,7 @@ def attention(
 ) -> tuple[Array, Array]:
     batch, queries, heads, _ = q.shape
     o, lse = device.empty(q.shape, q.dtype), device.empty((batch, heads, queries))
-    for _, views in _batches(device, [q, k, v, doc_start, o, lse]):
+    for _, views in batches_of(device, [q, k, v, doc_start, o, lse]):
         _attention(device, views, cache_len, float(scale), window, float(softcap))
     return o, lse
 
@@ -93,15 +84,15 @@ def _attention(
     rows = queries * heads // k.shape[2]
     if rows <= DECODE_ROWS and device.attention_plan is None and decode_bytes(rows, width) <= device.workgroup_bytes:
         return _decode(device, views, cache_len, scale, window, softcap)
-    chosen = _plan(device, width)
-    units = _on_units("forward", device, chosen, softcap, q, k, v)
+    chosen = plan_of(device, width)
+    units = on_units("forward", device, chosen, softcap, q, k, v)
     tile = units or chosen.forward
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * heads
     splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(k.shape[1], 4 * tile.columns), 64)
     part, part_lse = _forward_parts(device, splits, o, lse)
     vec = width % 4 == 0
-    types = {**_types(vec, units is not None, Q_T=q, K_T=k, V_T=v), **_types(vec, O_T=part)}
+    types = {**types_of(vec, units is not None, Q_T=q, K_T=k, V_T=v), **types_of(vec, O_T=part)}
     launch_range(
         device,
         "attention_matrix" if units else "attention",
@@ -110,12 +101,12 @@ def _attention(
         splits * groups,
         {**tile.constants(width), **types, "SOFTCAP": softcap},
         work=2.0 * q.size * k.shape[1],
-        heaviest=_HEAVIEST,
+        heaviest=HEAVIEST,
     )
     _combine(device, part, part_lse, o, lse)
 
 
-def _on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *arrays: Array) -> MatrixRows | None:
+def on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *arrays: Array) -> Any:
     """The tile on tensor cores, or None. Those kernels have no soft-cap."""
     wanted = device.matrix_units and not softcap
     if not wanted:
@@ -192,7 +183,7 @@ def _decode_rows(
         "VEC": vec,
         **more,
     }
-    types = _types(vec, Q_T=q, K_T=k, V_T=v, O_T=part)
+    types = types_of(vec, Q_T=q, K_T=k, V_T=v, O_T=part)
     device.launch(
         "attention_decode",
         [*reads, part, part_lse],
@@ -237,139 +228,4 @@ def _combine(
         device.groups(batch * queries * heads * row, 256),
         {**constants, "ROW": row, "P_T": wgsl_element(part, vec), "O_T": wgsl_element(o, vec)},
         work=float(part.nbytes),
-    )
-
-
-# ---- backward ------------------------------------------------------------------------
-
-
-@implements("attention_backward")
-def attention_backward(
-    device: Runtime,
-    do: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    o: Array,
-    lse: Array,
-    doc_start: Array,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> tuple[Array, Array, Array]:
-    dq, dk, dv = (device.empty(a.shape, a.dtype) for a in (q, k, v))
-    for _, views in _batches(device, [do, q, k, v, o, lse, doc_start, dq, dk, dv]):
-        _attention_backward(device, views, float(scale), window, float(softcap))
-    return dq, dk, dv
-
-
-def _attention_backward(device: Runtime, views: list[Array], scale: float, window: int, softcap: float) -> None:
-    do, q, k, v, o, lse, doc_start, dq, dk, dv = views
-    stats = _delta(device, do, o, lse)
-    _backward_dq(device, [do, q, k, v, stats, doc_start], dq, scale, window, softcap)
-    _backward_dkv(device, [do, q, k, v, stats, doc_start], dk, dv, scale, window, softcap)
-
-
-def _delta(device: Runtime, do: Array, o: Array, lse: Array) -> Array:
-    """[B, H, T, 2] float32: lse log2(e), sum(do * o)."""
-    batch, queries, heads, width = do.shape
-    stats = device.empty((batch, heads, queries, 2))
-    vec, lanes = width % 4 == 0, 8
-    steps = ceil_div(width, 4 * lanes)
-    constants: dict[str, Constant] = {"LANES": lanes, "STEPS": steps, "VEC": vec, "W4": width // 4, "WIDTH": width}
-    device.launch(
-        "attention_delta",
-        [do, o, lse, stats],
-        [batch, queries, heads],
-        device.groups(batch * queries * heads, 256 // lanes),
-        {**constants, "DO_T": wgsl_element(do, vec), "O_T": wgsl_element(o, vec)},
-        work=float(do.nbytes + o.nbytes),
-    )
-    return stats
-
-
-def _read_types(units: MatrixRows | None, reads: list[Array]) -> dict[str, Constant]:
-    do, q, k, v = reads[:4]
-    return _types(q.shape[3] % 4 == 0, units is not None, DO_T=do, Q_T=q, K_T=k, V_T=v)
-
-
-def _backward_dq(device: Runtime, reads: list[Array], dq: Array, scale: float, window: int, softcap: float) -> None:
-    batch, queries, heads, width = dq.shape
-    chosen = _plan(device, width)
-    units = _on_units("dq", device, chosen, softcap, *reads[:4])
-    tile = units or chosen.dq
-    tiles = ceil_div(queries, tile.rows)
-    groups = tiles * batch * heads
-    splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(queries, 4 * tile.columns))
-    part = dq if splits == 1 else device.empty((splits, *dq.shape))
-    vec = width % 4 == 0
-    launch_range(
-        device,
-        "attention_matrix_dq" if units else "attention_backward_dq",
-        [*reads, part],
-        [batch, queries, heads, reads[2].shape[2], tiles, splits, int(window), scale],
-        splits * groups,
-        {**tile.constants(width), **_read_types(units, reads), "DQ_T": wgsl_element(part, vec), "SOFTCAP": softcap},
-        work=3.0 * dq.size * queries,
-        heaviest=_HEAVIEST,
-    )
-    _reduce_parts(device, [part], [dq])
-
-
-def _backward_dkv(
-    device: Runtime, reads: list[Array], dk: Array, dv: Array, scale: float, window: int, softcap: float
-) -> None:
-    batch, queries, kv_heads, width = dk.shape
-    heads = reads[1].shape[2]
-    group = heads // kv_heads
-    chosen = _plan(device, width)
-    units = _on_units("dkv", device, chosen, softcap, *reads[:4])
-    tile = units or chosen.dkv
-    tiles = ceil_div(queries, tile.rows)
-    groups = tiles * batch * kv_heads
-    wanted = ceil_div(chosen.wanted_groups, groups)
-    head_splits = min((n for n in range(1, group + 1) if group % n == 0 and n >= wanted), default=group)
-    seen = min(queries, window + tile.rows) if window else queries
-    alone = ceil_div(8 * tile.rows * seen * group * width, int(MOST_ON_UNITS if units else MOST_OF_A_WORKGROUP))
-    query_splits = min(ceil_div(max(wanted, alone), head_splits), ceil_div(queries, 4 * tile.columns))
-    splits = head_splits * query_splits
-    parts = [a if splits == 1 else device.empty((splits, *a.shape)) for a in (dk, dv)]
-    vec = width % 4 == 0
-    launch_range(
-        device,
-        "attention_matrix_dkv" if units else "attention_backward_dkv",
-        [*reads, *parts],
-        [batch, queries, heads, kv_heads, tiles, head_splits, query_splits, int(window), scale],
-        splits * groups,
-        {
-            **(units.key_constants(width) if units else tile.constants(width)),
-            **_read_types(units, reads),
-            "DK_T": wgsl_element(parts[0], vec),
-            "DV_T": wgsl_element(parts[1], vec),
-            "SOFTCAP": softcap,
-        },
-        work=4.0 * reads[1].size * queries,
-        heaviest=_HEAVIEST,
-    )
-    _reduce_parts(device, parts, [dk, dv])
-
-
-def _reduce_parts(device: Runtime, parts: Sequence[Array], outs: Sequence[Array]) -> None:
-    """Sum each of `parts` over the first axis into the `outs` of the same place, unless the kernel wrote those itself.
-
-    There are one or two, of one size.
-    """
-    if parts[0] is outs[0]:
-        return
-    size, vec = outs[0].size, outs[0].size % 4 == 0
-    size = size // 4 if vec else size
-    types: dict[str, Any] = {f"OUT_T{i}": wgsl_element(out, vec) for i, out in enumerate(outs)}
-    x, y, _ = device.groups(size, 256)
-    device.launch(
-        "attention_reduce",
-        [array for pair in zip(parts, outs) for array in pair],
-        [size, parts[0].shape[0]],
-        (x, y, len(outs)),
-        {"P_T": wgsl_element(parts[0], vec), **types, "ARRAYS": len(outs)},
-        work=float(sum(part.nbytes for part in parts)),
     )

@@ -209,3 +209,12 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;
 #end
 #end
 #endpart
+
+#part stored_at block to
+// Part of attention_matrix_dkv.wgsl and attention_matrix_dq_stored.wgsl: where ds of 16 queries of a head of this launch
+// begins, in rows of 16 elements. They have a row for each key up to the end of their tile of KEYS.
+  let $to_tile = $block / (KEYS / 16u);
+  let $to_head = (b - p.batch_first) * (p.kv_count * (p.heads / p.kv_heads)) + h - p.kv_first * (p.heads / p.kv_heads);
+  let $to = KEYS * ($to_head * (KEYS / 16u * (p.key_tiles * (p.key_tiles + 1u) / 2u)) +
+    KEYS / 16u * ($to_tile * ($to_tile + 1u) / 2u) + $block % (KEYS / 16u) * ($to_tile + 1u));
+#endpart

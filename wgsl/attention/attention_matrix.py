@@ -1,4 +1,7 @@
-"""Tiles of the attention kernels on tensor cores (attention_matrix*.wgsl), and the choice among them."""
+"""Tiles of the attention kernels on tensor cores (attention_matrix*.wgsl), and the choice among them.
+
+Those of dk and dv, and of dq from stored ds: attention_matrix_keys.py.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,21 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from wgrad.device.memory import Array
+from wgrad.wgsl.attention.attention_matrix_keys import PAD, PAIRED_LANES, MatrixKeys, MatrixStored
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.cooperative_shapes import BLOCK, Shape
 from wgrad.wgsl.runtime.cooperative_text import constant_of
 
-_PAD = 8  # elements after each row of a tile in workgroup memory
 MOST_WIDTH = 128  # elements of a head: a subgroup keeps its queries and sums in registers
 
 
 @dataclass(frozen=True)
 class MatrixRows:
-    """A workgroup's tile: subgroups x 16 rows (queries; for dk and dv keys), walked over tiles of `columns`.
+    """A workgroup's tile of the forward and dq: subgroups x 16 rows (queries), walked over tiles of `columns` keys.
 
     lanes: of a subgroup. With 8, two subgroups share 16 rows.
     pairs: two subgroups of 16 or 32 lanes share 32 rows, and each takes half of the columns, so that it reads half of a
-        tile. Not for dk and dv.
+        tile.
     in_turns: K and V of a tile share one place in workgroup memory. Forward only.
     least_groups: workgroups that the problem must have for this tile.
     """
@@ -40,28 +43,32 @@ class MatrixRows:
 
     @property
     def _sides(self) -> int:
-        """Subgroups that share rows, in the forward and dq."""
+        """Subgroups that share rows."""
         return 2 if self.lanes < 16 or self._blocks == 2 else 1
 
     @property
     def _blocks(self) -> int:
-        """Blocks of 16 rows per subgroup, in the forward and dq."""
+        """Blocks of 16 rows per subgroup."""
         return 2 if self.pairs else 1
 
     @property
     def _lanes_of_rows(self) -> int:
-        """Invocations for 16 rows, in the forward and dq."""
+        """Invocations for 16 rows."""
         return self.lanes * self._sides // self._blocks
 
     @property
-    def forward_subgroups(self) -> int:
-        """Subgroups of a workgroup, in the forward and dq."""
+    def workgroup_subgroups(self) -> int:
+        """Subgroups of a workgroup."""
         return self.subgroups * self._sides // self._blocks
 
     @property
     def _row_lanes(self) -> int:
-        """Invocations that share a row, in the forward and dq."""
+        """Invocations that share a row."""
         return self._lanes_of_rows // 16
+
+    def serves(self, lanes: int) -> bool:
+        """Whether subgroups of so many lanes may take this tile."""
+        return not self.pairs or lanes in PAIRED_LANES
 
     def _parts(self, width: int) -> int:
         """Parts of the head width, each of whole cooperative matrices, in which the workgroup's rows are staged in the
@@ -71,37 +78,26 @@ class MatrixRows:
 
     def _rows(self, width: int, parts: int) -> int:
         """Elements of one part of the rows, in workgroup memory."""
-        return self.rows * (width // parts + _PAD)
+        return self.rows * (width // parts + PAD)
 
     def _tiles(self, width: int) -> int:
         """Elements of the operands' tiles, in workgroup memory."""
-        return (1 if self.in_turns else 2) * self.columns * (width + _PAD)
+        return (1 if self.in_turns else 2) * self.columns * (width + PAD)
 
     def _operands(self, width: int) -> int:
         return max(self._tiles(width), self._rows(width, self._parts(width)))
 
     def _scores(self, element: int) -> int:
-        return element * (self.rows * (self.columns + _PAD) - _PAD)  # no padding after the last row
+        return element * (self.rows * (self.columns + PAD) - PAD)  # no padding after the last row
 
     def workgroup_bytes(self, kernel: str, width: int) -> int:
         """Workgroup memory of a kernel of TILES."""
-        scores, rest = {"forward": (1, 32), "dq": (1, 0), "dkv": (2, 12 * self.columns)}[kernel]
-        return 2 * self._operands(width) + scores * (self._scores(4) + self._scores(2)) + rest
+        rest = {"forward": 32, "dq": 0}[kernel]
+        return 2 * self._operands(width) + self._scores(4) + self._scores(2) + rest
 
     def constants(self, width: int) -> dict[str, Constant]:
         """Constants of attention_matrix.wgsl and attention_matrix_dq.wgsl, for heads of `width` elements."""
-        own = {"ROW_LANES": self._row_lanes, "NF_OWN": self.columns // 16 // self._sides}
-        own |= {"SIDES": self._sides, "BLOCKS": self._blocks, "IN_TURNS": self.in_turns}
-        return {**self._shape(width), **self._loads(width, self._lanes_of_rows), **own}
-
-    def key_constants(self, width: int) -> dict[str, Constant]:
-        """Constants of attention_matrix_dkv.wgsl, where two subgroups share rows."""
-        row_lanes = max(1, self.lanes // 16)  # of one of the two; with 8 lanes, one has the whole row
-        quarter = self.columns // (8 * row_lanes) if self.lanes > 8 else self.columns // 4
-        own = {"HALF_NF": self.columns // 32, "QUARTER": quarter, "ROW_LANES": row_lanes, "ROW_VECS": 8 * row_lanes}
-        return {**self._shape(width), **self._loads(width, 2 * self.lanes), **own}
-
-    def _shape(self, width: int) -> dict[str, Constant]:
+        parts, threads = self._parts(width), self._lanes_of_rows * self.subgroups
         return {
             "SG": self.subgroups,
             "BN": self.columns,
@@ -109,41 +105,47 @@ class MatrixRows:
             "W4": width // 4,
             "VEC": True,
             "TILE": self._operands(width) // 8,
-            "LEFT_PARTS": self._parts(width),
-            "LEFT_DF": width // 16 // self._parts(width),
+            "LEFT_PARTS": parts,
+            "LEFT_DF": width // 16 // parts,
             "NF": self.columns // 16,
             "OUT_PARTS": width // self.columns,
             "PAIRS": self.columns // 4 // self._row_lanes,
             "LANES": self.lanes,
-            **constant_of(self.shape),
-        }
-
-    def _loads(self, width: int, lanes: int) -> dict[str, Constant]:
-        """16-byte loads per invocation, of a part of the rows and of a tile. lanes: invocations for 16 rows."""
-        threads = lanes * self.subgroups
-        return {
-            "LOADS_ROWS": -(-self.rows * width // 8 // self._parts(width) // threads),
+            # 16-byte loads per invocation, of a part of the rows and of a tile
+            "LOADS_ROWS": -(-self.rows * width // 8 // parts // threads),
             "LOADS_COLUMNS": -(-self.columns * width // 8 // threads),
-            "SG_LANES": lanes,
+            "SG_LANES": self._lanes_of_rows,
+            "ROW_LANES": self._row_lanes,
+            "NF_OWN": self.columns // 16 // self._sides,
+            "SIDES": self._sides,
+            "BLOCKS": self._blocks,
+            "IN_TURNS": self.in_turns,
+            **constant_of(self.shape),
         }
 
 
 _EIGHT, _FOUR, _TWO = MatrixRows(8), MatrixRows(4), MatrixRows(2)
 _EIGHT_PAIRED, _FOUR_PAIRED = replace(_EIGHT, pairs=True), replace(_FOUR, pairs=True)
 _IN_TURNS = replace(_FOUR_PAIRED, in_turns=True)
+_KEYS, _FEW_KEYS = MatrixKeys(8), MatrixKeys(4, pairs=False)
+_KEYS_OF_MANY = MatrixKeys(4, least_groups=2048)
 _EIGHT_OF_MANY, _PAIRED_OF_MANY = replace(_EIGHT, least_groups=1024), replace(_EIGHT_PAIRED, least_groups=2048)
 # By kernel, best first (measured on an H100, bench/notes/tensor-cores.md): the least width of a head, and the tile. Two
 # workgroups of _FOUR_PAIRED run at once on a compute unit; for wide heads that takes _IN_TURNS. With so many workgroups
 # that the last ones do not matter, eight subgroups are faster.
-TILES = {
+TILES: dict[str, tuple[tuple[int, MatrixRows | MatrixKeys], ...]] = {
     "forward": (
         *((128, _PAIRED_OF_MANY), (128, _IN_TURNS), (96, _EIGHT_OF_MANY), (96, _IN_TURNS)),
         *((0, _FOUR_PAIRED), (0, _EIGHT), (0, _FOUR), (0, _TWO)),
     ),
     "dq": ((128, _EIGHT_PAIRED), (96, _EIGHT), (96, _FOUR), (0, _FOUR_PAIRED), (0, _FOUR), (0, _TWO)),
-    "dkv": ((0, _FOUR), (0, _TWO)),
+    # Two workgroups of _KEYS_OF_MANY run at once on a compute unit. Subgroups of 64 lanes take tiles of 32 queries.
+    "dkv": (
+        *((96, _KEYS), (0, _KEYS_OF_MANY), (0, _KEYS), (0, replace(_KEYS, pairs=False))),
+        *((0, replace(_KEYS, pairs=False, columns=32)), (0, _FEW_KEYS), (0, replace(_FEW_KEYS, columns=32))),
+    ),
 }
-PAIRED_LANES = (16, 32)  # of a subgroup in a pair: with 8, two share rows anyway; 64 was not timed
+STORED = MatrixStored(4, 4)  # dq from stored ds
 MOST_SUBGROUPS = 8  # of a workgroup of attention_matrix.wgsl
 _FEW_ROWS = 64  # larger tiles are taken only where they fill the GPU
 
@@ -156,7 +158,7 @@ def served(
     lanes: int = 32,
     shape: Shape = BLOCK,
     many: bool = False,
-) -> MatrixRows | None:
+) -> MatrixRows | MatrixKeys | None:
     """Choose the tile of a kernel of TILES, or None where tensor cores do not serve it.
 
     They serve float16, at least 16 queries, and D a multiple of 32 up to 128, if a tile fits.
@@ -174,6 +176,6 @@ def served(
     tiles = (t for least, t in TILES[kernel] if least <= width and t.rows <= most_rows)
     tiles = (t for t in tiles if many or t.least_groups * t.rows <= rows)
     fitting = (t for t in tiles if t.workgroup_bytes(kernel, width) <= workgroup_bytes)
-    fitting = (t for t in fitting if not t.pairs or lanes in PAIRED_LANES)
+    fitting = (t for t in fitting if t.serves(lanes))
     made = (replace(t, lanes=lanes, shape=shape) for t in fitting)
-    return next((t for t in made if t.forward_subgroups <= MOST_SUBGROUPS), None)
+    return next((t for t in made if t.workgroup_subgroups <= MOST_SUBGROUPS), None)

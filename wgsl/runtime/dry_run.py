@@ -96,7 +96,7 @@ class DryRun(DryRuntime, Runtime):
         self.max_binding_bytes, self.max_buffer_bytes = device.max_binding_bytes, device.max_buffer_bytes
         self.workgroup_bytes, self.stacks_weights = device.workgroup_bytes, device.stacks_weights
         self.shared_memory, self.host_buffers = device.shared_memory, device.host_buffers
-        self.copies_beside = device.copies_beside
+        self.copies_beside, self.scratch_bytes = device.copies_beside, device.scratch_bytes
         self._make_cache()
         self.gemm_plans = {}
         self.variants: dict[Variant, None] = {}
