@@ -67,7 +67,7 @@ class MatrixRows:
         return self._lanes_of_rows // 16
 
     def serves(self, lanes: int) -> bool:
-        """Whether subgroups of so many lanes may take this tile."""
+        """Return whether subgroups of so many lanes may take this tile."""
         return not self.pairs or lanes in PAIRED_LANES
 
     def _parts(self, width: int) -> int:

@@ -43,7 +43,7 @@ class MatrixKeys:
         return self.subgroups
 
     def serves(self, lanes: int) -> bool:
-        """Whether subgroups of so many lanes may take this tile: each lane needs a vec4 of the scores."""
+        """Return whether subgroups of so many lanes may take this tile: each lane needs a vec4 of the scores."""
         return (not self.pairs or lanes in PAIRED_LANES) and self.rows * self.columns // 4 >= self.subgroups * lanes
 
     def _parts(self, width: int) -> int:
