@@ -361,3 +361,22 @@ def test_how_long_to_think_is_told_to_the_template() -> None:
 def test_a_response_that_cannot_be_had_is_refused(client: Client, value: Any, param: str, message: str) -> None:
     reply = client.post("responses", {"model": "talker", "input": "x", **value})
     assert (reply.status, reply.error["param"]) == (400, param) and message in reply.error["message"]
+
+
+def test_a_schema_nested_too_deep_is_refused(tokenizer: Tokenizer) -> None:
+    """JSON of Python 3.12 and later may be deeper than functions may call themselves."""
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(sys.getrecursionlimit()):
+        deep = {"not": deep}
+    with pytest.raises(ApiError, match="response_format: the schema is nested too deep") as caught:
+        grammar_of({"type": "json_schema", "json_schema": {"schema": deep}})
+    assert caught.value.status == 400
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    with pytest.raises(ApiError, match="tools: the schema is nested too deep"):
+        arguments_grammar(ToolFormat(TAG), tokenizer, [tool], "f")
+
+
+def test_a_grammar_that_needs_too_many_steps_is_the_fault_of_its_request(client: Client) -> None:
+    given = {"type": "grammar", "grammar": 'root ::= "a"{99999999}'}
+    reply = client.post("completions", {"model": "talker", "prompt": "a", "max_tokens": 3, "response_format": given})
+    assert reply.status == 400 and "the grammar cannot go on" in reply.json["error"]["message"]

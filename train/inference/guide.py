@@ -27,10 +27,13 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keys tha
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """Return a rule of a Lark grammar for a JSON schema."""
+    """Return a rule of a Lark grammar for a JSON schema. Raises WgradError if it is nested too deep."""
     own = schema.get("x-guidance")
     own = own if isinstance(own, dict) else {}
-    return f"%json {json.dumps({**_known_formats(schema), 'x-guidance': {**_BLANKS, **own}})}"
+    try:
+        return f"%json {json.dumps({**_known_formats(schema), 'x-guidance': {**_BLANKS, **own}})}"
+    except RecursionError:
+        raise WgradError("the schema is nested too deep: use fewer levels, or $ref") from None
 
 
 def _known_formats(schema: Any) -> Any:

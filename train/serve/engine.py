@@ -390,6 +390,6 @@ class Engine:
     @staticmethod
     def _end_of_grammar(answer: Answer, error: str) -> None:
         if error:
-            answer.fail(500, f"the grammar cannot go on: {error}")
+            answer.fail(400, f"the grammar cannot go on: {error}")
         else:
             answer.end(STOP)

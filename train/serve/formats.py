@@ -74,12 +74,19 @@ def call_rule(form: ToolFormat, tokenizer: Tokenizer, names: Collection[str]) ->
 def arguments_grammar(
     form: ToolFormat, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], chosen: str | None
 ) -> str:
-    """Return the grammar of the text after `form.opening(chosen)`: a call with arguments that fit a tool."""
+    """Return the grammar of the text after `form.opening(chosen)`: a call with arguments that fit a tool.
+
+    Raises:
+        ApiError: a tool's schema cannot be used.
+    """
     ways = list[str]()
     for tool in (tool["function"] for tool in tools):
         if chosen in (None, tool["name"]):
             schema = tool.get("parameters")
-            rule = json_rule(schema if isinstance(schema, dict) and schema else {"type": "object"})
+            try:
+                rule = json_rule(schema if isinstance(schema, dict) and schema else {"type": "object"})
+            except WgradError as error:
+                raise ApiError(400, f"the request: tools: {error}", "tools") from error
             opening, begun = (form.opening(name) for name in (tool["name"], chosen))
             ways.append(f"{_text(opening.removeprefix(begun), tokenizer)} {rule} {_text(form.ending, tokenizer)}")
     return f"start: {' | '.join(f'way{n}' for n in range(len(ways)))}\n" + "\n".join(
