@@ -107,7 +107,7 @@ def _file(rng: Random, ending: str) -> Content:
     if chance < 0.6:
         return rng.choice((Special("absent"), Special("folder"), Special("fifo"), Special("link", "."), b""))
     if chance < 0.68:  # little that unpacks to much
-        text, times = rng.choice(((b"\n", 1 << 16), (b'{"text": "a"}\n', 1 << 14), (b"x", 1 << 24)))
+        text, times = rng.choice(((b"\n", 1 << 16), (b'{"text": "a"}\n', 1 << 14), (b"x", 1 << 18)))
         return gzip.compress(text * times, 1, mtime=0)
     return mutate_bytes(rng, _whole(ending))
 

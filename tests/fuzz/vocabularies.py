@@ -95,7 +95,7 @@ def _model_changed(rng: Random, text: bytes) -> bytes:
         key = rng.choice(sorted(model))
         if isinstance(model[key], list) and model[key]:
             at = rng.randrange(len(model[key]))
-            odd = (
+            odd: tuple[Any, ...] = (
                 "a b",
                 "a b c",
                 "ab",
