@@ -35,6 +35,7 @@ from wgrad.train.serve import engine as engine_module
 from wgrad.train.serve import pace, prompts
 from wgrad.train.serve.engine import Engine
 from wgrad.train.serve.exchange import Events, Outbox
+from wgrad.train.serve.http_server import HttpServer, listen, resolve
 from wgrad.train.serve.jobs import Event, Failed, Job, Piece
 from wgrad.train.serve.limits import Limits
 from wgrad.train.serve.logit_edits import LogitEdits
@@ -469,6 +470,27 @@ def test_a_device_that_is_lost_before_the_first_request_is_opened_again(
     assert front.shares == [1, 2] and losses == [4]
     run(found, job(jobs, max_new_tokens=2))
     assert text(jobs)
+
+
+def test_a_signal_while_the_web_server_ends_does_not_take_its_socket_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would print a traceback."""
+    listening = listen(resolve("127.0.0.1", 0))
+    server = HttpServer(lambda *_: None, listening, lambda: None)  # type: ignore[arg-type]
+    server.start()
+    until(lambda: server._server.started)
+    join, open_then = server._thread.join, list[bool]()
+
+    def interrupted(seconds: float) -> None:
+        if not open_then:
+            open_then.append(listening.fileno() >= 0)
+            raise KeyboardInterrupt
+        join(seconds)
+
+    monkeypatch.setattr(server._thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        server.stop()
+    assert server._server.force_exit and not server._thread.is_alive()
+    assert open_then == [True] and listening.fileno() < 0
 
 
 def test_an_error_within_a_stream_is_its_last_event(waiting: Client, monkeypatch: pytest.MonkeyPatch) -> None:
