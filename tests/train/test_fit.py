@@ -553,7 +553,7 @@ _AGAIN, _HEAD, _INPUT = _MATMUL - 2.0 * 128 * 48 * 88, 2.0 * 128 * 48 * 251, 4.0
                 4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD,
                 9 * _ATTENTION,
                 4 * _ACTIVATIONS + 6 * _WEIGHTS,
-                2 * (_INPUT - 100),
+                2 * (_INPUT - 100 + speed._ALONGSIDE * 100),
             ),
         ),
         (
@@ -590,7 +590,8 @@ def test_the_seconds_of_a_step_are_those_of_its_parts(options: dict[str, Any], p
         assert seconds == pytest.approx(3 * part / 7.0, rel=1e-12), name
         assert speed.step_seconds(replace(config, compute="auto"), model, device, rates) == seconds
     device.copied_alongside = lambda work: math.inf
-    assert speed.step_seconds(config, model, device, rates) == 0  # of the link
+    hidden = 2 * speed._ALONGSIDE * _INPUT * bool(config.offload_activations)
+    assert speed.step_seconds(config, model, device, rates) == pytest.approx(3 * hidden / 7.0, rel=1e-12)  # of the link
 
 
 def test_what_rates_are_measured_by_are_calls_that_a_gpu_takes(

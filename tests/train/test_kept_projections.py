@@ -230,7 +230,7 @@ def test_what_is_kept_saves_its_matmuls_in_the_predicted_step() -> None:
     device: Any = ReferenceDevice()
     device.shared_memory = False
     device.copied_alongside = lambda work: np.inf
-    rates = speed.Rates(matmul=7.0, attention=np.inf, memory=np.inf, link=1.0)
+    rates = speed.Rates(matmul=7.0, attention=np.inf, memory=np.inf, link=np.inf)
     before, after = (
         speed.step_seconds(replace(config, keep_projections=kept), model, device, rates) for kept in (0, 3)
     )
@@ -252,7 +252,7 @@ def test_gate_and_up_are_kept_in_place_of_whole_layers(
     config = options(gradient_checkpointing="auto", keep_attention=None, compute="float32", **CHUNKED)
     hidden = offloaded_bytes(config, model, 3)
     monkeypatch.setattr(type(card), "copied_alongside", lambda self, work: hidden)
-    rates = speed.Rates(memory=np.inf)  # in so small a model memory takes the most time
+    rates = speed.Rates(memory=np.inf, link=np.inf)  # in so small a model these take the most time
     monkeypatch.setattr(keep_module, "Rates", lambda: rates)
     alone = replace(config, gradient_checkpointing=7, offload_activations=7, keep_norms=False, keep_projections=3)
     plan, more = (plan_run(replace(alone, keep_gate_up=n), model, folder, card, 1) for n in (0, 4))

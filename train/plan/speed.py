@@ -38,13 +38,14 @@ _MOST_RATE = 1e17  # a higher measured rate means that the clock was wrong
 # Passes of a step over its activations in addition to matmuls, and over the decoded values of a frozen weight for each
 # matmul: they are written once, and read from the L2 cache.
 _ACTIVATION_PASSES, _DECODED_PASSES = 3, 1
+_ALONGSIDE = 0.1  # share of a copy's time that it adds to the matmuls it overlaps with (bench/notes/checkpointing.md)
 
 
 @dataclass(frozen=True)
 class Rates:
     """Rates of a device: FLOP/s of matmuls and attention, bytes/s of device memory and of copies to main memory."""
 
-    matmul: float = 250e12
+    matmul: float = 290e12
     attention: float = 120e12
     memory: float = 2.5e12
     link: float = 45e9
@@ -146,8 +147,8 @@ def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: 
         decoded = matmul / 2 / tokens * itemsize * (1 - kept_share(config, model, recomputed))
         seconds += (2 * layers + recomputed) * _DECODED_PASSES * decoded / rates.memory
     offloaded = offloaded_bytes(config, model, projections) if projections else tokens * model.hidden_size * 4.0
-    exposed = max(offloaded - device.copied_alongside(matmul), 0.0)
-    seconds += 2 * offloaded_layers(config, model) * exposed / rates.link
+    hidden = min(offloaded, device.copied_alongside(matmul))
+    seconds += 2 * offloaded_layers(config, model) * (offloaded - hidden + _ALONGSIDE * hidden) / rates.link
     if config.stream_weights == "on" and not device.shared_memory:
         each = numbers_in_layers(model) / layers * (0.55 if config.quantize else itemsize)
         streamed = layers - resident_layers(config, model)

@@ -31,9 +31,9 @@ class _Way:
     bytes_per_flop: float
 
 
-# Measured on an H200 and H100s (bench/notes/copies.md), next to matmuls of 280 TFLOP/s.
+# Measured on an H200 and H100s (bench/notes/copies.md), next to matmuls of 280 to 306 TFLOP/s.
 _TO_HOST = _Way(2, 37e9 / 280e12)
-_FROM_HOST = _Way(4, 36e9 / 280e12)
+_FROM_HOST = _Way(5, 36e9 / 280e12)
 # For copies from host memory that are not done when needed, because they take longer than the launches they overlap
 # with: this slows each launch, but takes less time in total (bench/notes/copies.md).
 _FROM_HOST_BEHIND = _Way(8, 50e9 / 280e12)
