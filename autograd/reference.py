@@ -266,6 +266,9 @@ class ReferenceDevice:
     def rehearse(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def repeat(self, rehearsal: Any) -> bool:
+        return False
+
     @contextmanager
     def capture(self, rehearsal: Any = None) -> Iterator[ReferenceReplay]:
         if self._recording is not None:
