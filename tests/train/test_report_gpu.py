@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from wgrad.autograd.bench import timing
 from wgrad.autograd.bench.entry import Entry
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.roof import Expectation
-from wgrad.train.commands import cli, report_gpu, report_parts, report_run
+from wgrad.train.commands import cli, code_version, report_gpu, report_parts, report_run
 from wgrad.train.commands.report_gpu import _run_part, _text, summary, take, where_to_send
 from wgrad.train.commands.report_parts import by_turns, cpu_rates, describe_device, finite, in_order, rates, self_test
 
@@ -47,6 +48,45 @@ def test_a_report_has_the_settings_of_drivers_and_no_secrets(monkeypatch: pytest
         "HSA_OVERRIDE_GFX_VERSION": "11.0.0", "MESA_DEBUG": "x" * 300, "RADV_PERFTEST": "cswave32",
         "VK_DRIVER_FILES": "~/icd.json", "WGRAD_HIP_GRAPHS": "0",
     }  # fmt: skip
+
+
+def test_a_report_tells_sources_by_their_names_and_texts(tmp_path: Path) -> None:
+    """Compiled files and line ends do not count. A folder behind a link does, as in a checkout."""
+    linked, package = tmp_path / "wgsl", tmp_path / "package"
+    linked.mkdir()
+    package.mkdir()
+    (package / "wgsl").symlink_to(linked, target_is_directory=True)
+    shader, seen = linked / "fill.wgsl", set[str]()
+    for text in (b"fn a() {}\n", b"fn b() {}\n"):
+        shader.write_bytes(text)
+        seen.add(code_version.sources_digest(package))
+    (package / "a.pyc").write_bytes(b"1")
+    shader.write_bytes(b"fn b() {}\r\n")
+    seen.add(code_version.sources_digest(package))
+    assert len(seen) == 2 and all(re.fullmatch("[0-9a-f]{16}", digest) for digest in seen)
+    shader.rename(linked / "copy.wgsl")
+    assert code_version.sources_digest(package) not in seen
+
+
+def test_a_report_tells_the_commit_of_a_checkout_or_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str | None] = [None]
+    found = SimpleNamespace(read_text=lambda name: texts[0])
+    monkeypatch.setattr(code_version.metadata, "distribution", lambda name: found)
+    package = tmp_path / "site-packages" / "wgrad"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "Of another project"]):
+        subprocess.run([*git, *words], check=True)
+    assert code_version.code_version(package)["commit"] == ""
+    for words in (["add", "."], ["commit", "-q", "-m", "Of this one"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert code_version.code_version(package)["commit"] == head and len(head) == 40
+    for texts[0] in ('{"url": "x", "dir_info": {}}', "[", '{"vcs_info": 3}'):
+        assert code_version.code_version(package)["commit"] == head
+    texts[0] = '{"url": "https://x.org", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}'
+    assert code_version.code_version(package)["commit"] == "c0ffee"
 
 
 # ---- the parts -----------------------------------------------------------------------------------
@@ -304,6 +344,7 @@ def test_a_report_is_summarized_and_written(
 ) -> None:
     status, found = report(tmp_path)
     assert status == 0 and found["wgrad"] == wgrad.__version__ and found["system"]["cpus"]
+    assert found["code"]["sources"] == code_version.sources_digest(Path(str(wgrad.__file__)).parent)
     assert found["summary"]["times_cpu"] == 800.0 and found["summary"]["right"] is True
     assert found["summary"]["name"] == "GPU" and found["summary"]["fine_tune_worst"] == 1e-4
     said = capsys.readouterr().out

@@ -28,6 +28,7 @@ from wgrad.device.child import Child, Silent
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
 from wgrad.device.main_memory import main_memory
+from wgrad.train.commands.code_version import code_version
 from wgrad.train.commands.selftest import package_versions
 from wgrad.train.files.decode import decode_json
 from wgrad.train.terminal.output import make_console
@@ -115,6 +116,7 @@ def run_report(spec: str, out: str, size: str) -> int:
     report.contents = {
         "format": FORMAT,
         "wgrad": wgrad.__version__,
+        "code": code_version(),
         "date": time.strftime("%Y-%m-%d"),
         "asked": spec,
         "system": _system(),
