@@ -166,7 +166,7 @@ def _submission_rate(path: Path) -> None:
 
 
 def _step_rates(path: Path) -> None:
-    from wgrad.train.plan import speed
+    from wgrad.train.plan import rates
 
     facts = {"description": "a GPU", "fastest_compute": "float16", "facts": {"type": "DiscreteGPU"}}
     device: Any = type("Gpu", (), {**facts, "dry_run": lambda self: True})()
@@ -174,8 +174,8 @@ def _step_rates(path: Path) -> None:
     def measured(device: Any, dtype: Any) -> Any:
         raise DeviceError("no GPU here")
 
-    with patch.object(speed, "_file", lambda what: path), patch.object(speed, "_measured", measured):
-        found = speed.rates_of(device, "float16")
+    with patch.object(rates, "_file", lambda what: path), patch.object(rates, "_measured", measured):
+        found = rates.rates_of(device, "float16")
     assert found is None or all(0 < rate <= 1e17 for rate in vars(found).values())
 
 

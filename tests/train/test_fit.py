@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.train import conftest
@@ -29,6 +28,7 @@ from wgrad.train.plan import fit as fit_module
 from wgrad.train.plan.fit import Fit, modes, words
 from wgrad.train.plan.memory_limit import fewest_offloaded, in_large_chunks
 from wgrad.train.plan.plan import run_dry
+from wgrad.train.plan.rates import Rates
 from wgrad.train.plan.settle import batch_sizes, line, settle
 from wgrad.train.ranks.world import World
 from wgrad.train.step.room import Room, room_of
@@ -585,60 +585,13 @@ def test_the_seconds_of_a_step_are_those_of_its_parts(options: dict[str, Any], p
     device: Any = SimpleNamespace(shared_memory=False, copied_alongside=lambda work: 100.0 * work / _MATMUL)
     names = ("matmul", "attention", "memory", "link")
     for name, part in zip(names, parts):
-        rates = speed.Rates(**(dict.fromkeys(names, math.inf) | {name: 7.0}))
+        rates = Rates(**(dict.fromkeys(names, math.inf) | {name: 7.0}))
         seconds = speed.step_seconds(config, model, device, rates)
         assert seconds == pytest.approx(3 * part / 7.0, rel=1e-12), name
         assert speed.step_seconds(replace(config, compute="auto"), model, device, rates) == seconds
     device.copied_alongside = lambda work: math.inf
     hidden = 2 * speed._ALONGSIDE * _INPUT * bool(config.offload_activations)
     assert speed.step_seconds(config, model, device, rates) == pytest.approx(3 * hidden / 7.0, rel=1e-12)  # of the link
-
-
-def test_what_rates_are_measured_by_are_calls_that_a_gpu_takes(
-    monkeypatch: pytest.MonkeyPatch, wgpu_device: Any
-) -> None:
-    monkeypatch.setattr(speed, "_LEAST_SECONDS", 0.0)
-    plan = wgpu_device.dry_run()
-    plan.shared_memory = False  # so that copies are measured too
-    assert all(rate > 0 for rate in asdict(speed._measured(plan, np.dtype(np.float16))).values())
-
-
-def test_rates_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """They are measured again if the cache file is damaged. A software driver has no rates."""
-    calls = list[str]()
-    monkeypatch.setattr(speed, "cache_folder", lambda name: tmp_path / name)
-    monkeypatch.setattr(speed, "_LEAST_SECONDS", 0.0)
-
-    class Card(ReferenceDevice):
-        fastest_compute, kind = "float32", "DiscreteGPU"
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.facts = {"type": self.kind}
-
-        def dry_run(self) -> Any:
-            return self
-
-        def zeros(self, shape: Any, dtype: Any = np.float32) -> Any:
-            return np.zeros(1, dtype)
-
-        def __getattribute__(self, name: str) -> Any:
-            if name in ("gemm", "attention", "copy"):
-                calls.append(name)
-                return lambda *args, **options: None
-            return super().__getattribute__(name)
-
-    first = speed.rates_of(Card(), "float32")
-    assert first is not None and set(calls) == {"gemm", "attention", "copy"}
-    calls.clear()
-    assert speed.rates_of(Card(), "float32") == first and not calls
-    (file,) = (tmp_path / "rates").iterdir()
-    for text in ("[", '{"matmul": 0.0}', '{"matmul": 1e300, "attention": 1.0, "memory": 1.0, "link": 1.0}'):
-        file.write_text(text)
-        assert speed.rates_of(Card(), "float32") is not None and calls
-        calls.clear()
-    monkeypatch.setattr(Card, "kind", "CPU")
-    assert speed.rates_of(Card(), "float32") is None and speed.rates_of(ReferenceDevice(), "float32") is None
 
 
 @pytest.mark.usefixtures("shared_pipelines")

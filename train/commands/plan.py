@@ -18,8 +18,8 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.plan.fit import MOST_ROWS, Fit, modes, words
 from wgrad.train.plan.plan import PROMPT_TOKENS, Plan, training_needs
+from wgrad.train.plan.rates import Rates, rates_of
 from wgrad.train.plan.settle import line, mode_of, plan_as_run
-from wgrad.train.plan.speed import Rates, rates_of
 from wgrad.train.run.session import beyond_positions
 from wgrad.train.step.activations import recomputed_layers
 from wgrad.train.step.compute import choose_compute, round_products

@@ -10,7 +10,7 @@ from typing import Any
 
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.fewer_layers import DOUBT, Forecast
-from wgrad.train.plan.speed import Rates
+from wgrad.train.plan.rates import Rates
 from wgrad.train.step.activations import recomputed_layers
 from wgrad.train.step.dequantized import candidates
 

@@ -34,7 +34,8 @@ from wgrad.train.plan.memory_limit import (
     in_small_chunks,
 )
 from wgrad.train.plan.plan import Plan, run_dry
-from wgrad.train.plan.speed import Rates, rates_of, step_seconds
+from wgrad.train.plan.rates import Rates, rates_of
+from wgrad.train.plan.speed import step_seconds
 from wgrad.train.plan.stay_on_device import begin_streamed, least_copied
 from wgrad.train.step.activations import (
     RECOMPUTE_ABOVE,

@@ -11,7 +11,7 @@ from wgrad.train.model.weights import layer_flops
 from wgrad.train.options.finetune_config import MOST_KEPT
 from wgrad.train.plan.memory_limit import may_have_larger_chunks
 from wgrad.train.plan.plan import Plan
-from wgrad.train.plan.speed import Rates
+from wgrad.train.plan.rates import Rates
 from wgrad.train.step.activations import gate_up_bytes, offloaded_bytes, recomputed_layers
 
 # Offloaded activations of all ranks take at most half of free main memory, if it is wgrad that chooses what they are.

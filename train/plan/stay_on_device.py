@@ -12,7 +12,7 @@ from typing import Any
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.memory_limit import fewest_offloaded, in_large_chunks, may_have_larger_chunks
 from wgrad.train.plan.plan import Plan, fill_with_layers
-from wgrad.train.plan.speed import Rates, rates_of
+from wgrad.train.plan.rates import Rates, rates_of
 from wgrad.train.step.resident import SPARE, layer_bytes
 
 

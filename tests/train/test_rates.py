@@ -1,0 +1,158 @@
+"""Rates of a device: sizes, the warm-up of a GPU that idled, how long it takes, and the cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.errors import OutOfMemory
+from wgrad.train.plan import rates
+from wgrad.train.plan.rates import Rates, rates_of
+
+_IDLE, _WARM_AFTER = 0.17, 0.3  # clock of an idle GPU over its highest; seconds of work until that
+_COMPILES, _WAITS, _OTHERS = 0.8, 2e-4, 0.03  # seconds; the last: for another program, in every third wait
+
+
+class Gpu:
+    """A GPU with a clock of its own. Its rates rise with work, and fall while it idles as kernels compile."""
+
+    fastest_compute, shared_memory, host_buffers = "float16", False, True
+
+    def __init__(self, peak: Rates, memory: float = math.inf) -> None:
+        self.peak, self.facts, self.description = peak, {"type": "DiscreteGPU"}, "a GPU"
+        self.now = self._queued = self._busy = 0.0
+        self._memory, self._known = memory, set[str]()
+        self.calls, self.trimmed, self._waits = list[tuple[str, float]](), 0, 0
+        self.factor = lambda busy: min(1.0, _IDLE + (1 - _IDLE) * busy / _WARM_AFTER)
+
+    def dry_run(self) -> Any:
+        return self
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes > self._memory:
+            raise OutOfMemory("no memory")
+        return SimpleNamespace(shape=shape, nbytes=nbytes)
+
+    empty_host = zeros
+
+    def upload(self, host: np.ndarray) -> Any:
+        assert np.ptp(host.flat[:100]) > 0  # zeros would take less power
+        return self.zeros(host.shape, host.dtype)
+
+    def _work(self, name: str, seconds: float) -> None:
+        if name not in self._known:
+            self._known.add(name)
+            self.now, self._busy = self.now + _COMPILES, 0.0
+        seconds /= self.factor(self._busy)
+        self.calls.append((name, seconds))
+        self._queued, self._busy = self._queued + seconds, self._busy + seconds
+
+    def gemm(self, a: Any, b: Any, trans_b: bool, dtype: Any) -> None:
+        self._work("gemm", 2.0 * a.shape[0] * a.shape[1] * b.shape[0] / self.peak.matmul)
+
+    def attention(self, q: Any, k: Any, v: Any, *_: Any, scale: float) -> tuple[None, None]:
+        batch, tokens, heads, width = q.shape
+        self._work("attention", 2.0 * batch * tokens * tokens * heads * width / self.peak.attention)
+        return None, None
+
+    def attention_backward(self, do: Any, q: Any, *rest: Any, scale: float) -> None:
+        batch, tokens, heads, width = q.shape
+        self._work("attention_backward", 5.0 * batch * tokens * tokens * heads * width / self.peak.attention)
+
+    def copy(self, a: Any, b: Any) -> None:
+        self._work("copy", 2.0 * a.nbytes / self.peak.memory)
+
+    def transfer(self, a: Any, host: Any) -> None:
+        self._work("transfer", a.nbytes / self.peak.link)
+
+    def synchronize(self) -> None:
+        self._waits += 1
+        self.now += self._queued + _WAITS + _OTHERS * (self._waits % 3 == 0)
+        self._queued = 0.0
+
+    def trim(self) -> int:
+        self.trimmed += 1
+        return 0
+
+
+def measured(gpu: Any, patch: pytest.MonkeyPatch) -> Rates:
+    patch.setattr(rates, "_clock", lambda: gpu.now)
+    return rates._measured(gpu, np.dtype(np.float16))
+
+
+def of_peak(found: Rates, gpu: Gpu) -> list[float]:
+    return [rate / peak for rate, peak in zip(asdict(found).values(), asdict(gpu.peak).values())]
+
+
+# ---- the measurement ----------------------------------------------------------------------------
+@pytest.mark.parametrize(("scale", "seconds"), [(1.0, 3.5), (0.1, 3.5), (1e-3, 4.5)])  # 290, 29 and 0.29 TFLOP/s
+def test_the_rates_of_a_gpu_that_idled_are_those_of_its_full_clock(
+    scale: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(Rates(*(scale * rate for rate in asdict(Rates()).values())))
+    assert of_peak(measured(gpu, monkeypatch), gpu) == pytest.approx([1.0] * 4, rel=0.02)
+    assert gpu.now - len(gpu._known) * _COMPILES < seconds and gpu.trimmed == 1
+
+
+def test_a_gpu_gets_work_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large GPU has calls that fill it, a slow one none that take long."""
+    large, slow = Gpu(Rates()), Gpu(Rates(5e10, 2e10, 1e10, 2e9))
+    for gpu in (large, slow):
+        measured(gpu, monkeypatch)
+    for name in ("gemm", "attention_backward"):
+        assert max(seconds for called, seconds in large.calls if called == name) > 1.5e-3, name
+    assert max(seconds for _, seconds in slow.calls) < 2.0 and slow.now < 10
+
+
+def test_a_clock_that_never_settles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(Rates())
+    gpu.factor = lambda busy: 0.6 + 0.4 * math.sin(40 * gpu.now)
+    measured(gpu, monkeypatch)
+    assert gpu.now - len(gpu._known) * _COMPILES < 3.5
+
+
+def test_a_gpu_of_little_memory_has_rates_of_smaller_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(Rates(), memory=20 << 20)
+    assert of_peak(measured(gpu, monkeypatch), gpu) == pytest.approx([1.0] * 4, rel=0.1)
+    with pytest.raises(OutOfMemory, match="no memory"):
+        measured(Gpu(Rates(), memory=0), monkeypatch)
+
+
+def test_rates_are_measured_by_calls_that_a_gpu_takes(monkeypatch: pytest.MonkeyPatch, wgpu_device: Any) -> None:
+    for name in ("_WARM_SECONDS", "_WARM_AGAIN_SECONDS"):
+        monkeypatch.setattr(rates, name, (0.0, 0.0))
+    monkeypatch.setattr(rates, "_LEAST_SECONDS", 0.0)
+    plan = wgpu_device.dry_run()
+    plan.shared_memory = False  # so that copies are measured too
+    assert all(rate > 0 for rate in asdict(rates._measured(plan, np.dtype(np.float16))).values())
+
+
+# ---- the cache ----------------------------------------------------------------------------------
+def test_rates_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are measured again if the cache file is damaged or of an older format. A software driver has no rates."""
+    monkeypatch.setattr(rates, "cache_folder", lambda name: tmp_path / name)
+    calls = list[Any]()
+
+    def found(device: Any, dtype: np.dtype) -> Rates:
+        calls.append(dtype)
+        return Rates()
+
+    monkeypatch.setattr(rates, "_measured", found)
+    gpu: Any = Gpu(Rates())
+    assert rates_of(gpu, "float16") == Rates() == rates_of(gpu, "float16") and calls == [np.float16]
+    (file,) = (tmp_path / "rates").iterdir()
+    for text in ("[", '{"matmul": 0.0}', '{"matmul": 1e300, "attention": 1.0, "memory": 1.0, "link": 1.0}'):
+        file.write_text(text)
+        assert rates_of(gpu, "float16") == Rates() and calls.pop() == np.float16
+    monkeypatch.setattr(rates, "_FORMAT", rates._FORMAT - 1)
+    assert rates_of(gpu, "float16") == Rates() and len(calls) == 2
+    gpu.facts = {"type": "CPU"}
+    assert rates_of(gpu, "float16") is None and rates_of(ReferenceDevice(), "float32") is None
