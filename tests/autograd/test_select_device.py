@@ -113,6 +113,13 @@ def test_a_gpu_that_is_lost_as_it_opens_is_opened_again(
     assert pauses == [0.5, 2.0][:losses]
 
 
+def test_a_gpu_that_cannot_be_opened_is_tried_once(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch.time, "sleep", lambda seconds: 1 // 0)
+    machine([INTEL], broken=(None,))
+    with pytest.raises(DeviceUnavailable, match="device wgpu: adapter None has no limits"):
+        dispatch.select_device("wgpu")
+
+
 CRASHING = {"name": "the Vulkan driver bad_icd.json", "crash": "crashed (SIGSEGV) while its adapters were listed"}
 
 

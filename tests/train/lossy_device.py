@@ -58,11 +58,12 @@ class Front:
 class LossyDevice(ReferenceDevice):
     def __init__(self, front: Front) -> None:
         super().__init__()
-        self.front, self.lost = front, False
+        self.front, self.lost, self.closed = front, False, False
         self.reopens, self.needs_new_process = front.reopens, not front.reopens
 
     def reopen(self, losses: int) -> Any:
-        assert self.lost
+        assert self.lost and not self.closed
+        self.closed = True
         self.front.shares.append(losses)
         return self.front.device()
 

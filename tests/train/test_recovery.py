@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.train import conftest
-from tests.train.lossy_device import Front
+from tests.train.lossy_device import Front, LossyDevice
 from wgrad.device.errors import DeviceLost, NeedsNewProcess
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
@@ -149,6 +149,28 @@ def test_a_step_that_loses_the_device_three_times_ends_the_run(
         "(launches in flight: gemm). Try a smaller --max-length, another driver or another --device; --resume goes on "
     )
     assert runs.run(monkeypatch, (), "--resume")[0] == 0
+    assert contents(out) == expected
+
+
+def test_a_device_that_does_not_open_again_ends_the_run(
+    runs: Runs, whole: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The error tells from where --resume goes on, which ends with the same bits."""
+    expected, calls = whole
+    monkeypatch.setattr(kept_state, "_SECONDS", 0.0)
+
+    def reopen(device: Any, losses: int) -> Any:
+        raise DeviceLost("a card was lost, and does not open again: its driver hangs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LossyDevice, "reopen", reopen)
+        status, out, _ = runs.run(monkeypatch, [calls // 2])
+    said = capsys.readouterr().err
+    assert status == 2 and "Traceback" not in said
+    wanted = "wgrad: error: a card was lost, and does not open again: its driver hangs; --resume goes on after step "
+    assert said.startswith(wanted)
+    assert runs.run(monkeypatch, (), "--resume")[0] == 0
+    assert f"step-{int(said.removeprefix(wanted))}\n" in capsys.readouterr().out
     assert contents(out) == expected
 
 

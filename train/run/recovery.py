@@ -55,8 +55,9 @@ class Losses:
         if isinstance(lost, PeerLost):
             return device
         try:
-            self._add(device, lost, step, None if state is None else state.step)
-            device = device.reopen(self._by_step.total())
+            saved = None if state is None else state.step
+            self._add(device, lost, step, saved)
+            device = self._open(device, saved)
         except NeedsNewProcess as error:
             if LAUNCHER not in os.environ:  # which starts all ranks again
                 self._world.leave(error)
@@ -67,8 +68,15 @@ class Losses:
         say(f"device: {device.description}, opened again")
         return device
 
+    def _open(self, device: Device, saved: int | None) -> Device:
+        try:
+            opened: Device = device.reopen(self._by_step.total())
+            return opened
+        except DeviceLost as error:
+            raise DeviceLost(f"{error}; {_resume(saved)}") from error
+
     def _add(self, device: Device, lost: DeviceLost, step: int, saved: int | None) -> None:
-        resume = "no checkpoint was saved" if saved is None else f"--resume goes on after step {saved}"
+        resume = _resume(saved)
         self._by_step[step] += 1
         count = self._by_step[step]
         if device.needs_new_process:
@@ -83,6 +91,10 @@ class Losses:
                 f"the device was lost {MOST} times at step {step}: {lost}. Try a smaller {smaller}, another driver "
                 f"or another --device; {resume}"
             )
+
+
+def _resume(saved: int | None) -> str:
+    return "no checkpoint was saved" if saved is None else f"--resume goes on after step {saved}"
 
 
 def _lost_at() -> list[str]:
