@@ -179,7 +179,7 @@ def _unusable(error: DeviceUnavailable) -> str:
 
 def gpu_elsewhere(reason: str) -> Device:
     """Return a GPU to plan for on a machine without one; nothing can run on it."""
-    device: Device = bind(importlib.import_module("wgrad.wgsl.runtime.planned_gpu").PlannedGpu)()
+    device: Device = bind(importlib.import_module("wgrad.wgsl.planned_gpu").PlannedGpu)()
     device.reason = reason
     return device
 

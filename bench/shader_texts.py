@@ -17,7 +17,7 @@ from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.bundle_cases import training_cases
-from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
+from wgrad.wgsl.webgpu_trace import PROFILES, TraceDevice
 
 
 def texts() -> list[str]:

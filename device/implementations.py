@@ -13,7 +13,7 @@ defaults and checks, which the operator has (autograd/ops). A device class refer
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,10 +40,13 @@ class Implementations(dict[str, Callable[..., Any]]):
         return enter
 
 
-def enter_all(package: str) -> None:
-    """Import all modules of a package and its subfolders, except `runtime`, so that each enters its operators."""
+def enter_all(package: str, above: Collection[str] = ()) -> None:
+    """Import all modules of a package and its subfolders, except `runtime`, so that each enters its operators.
+
+    above: modules of the package that import the device, and so cannot be imported by it.
+    """
     for path in sorted({Path(folder) for folder in importlib.import_module(package).__path__}):
         for file in sorted([*path.glob("*.py"), *path.glob("*/*.py")]):
             parts = file.relative_to(path).with_suffix("").parts
-            if parts[0] != "runtime":
+            if parts[0] not in ("runtime", *above):
                 importlib.import_module(".".join((package, *parts)))

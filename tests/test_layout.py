@@ -108,6 +108,17 @@ def test_imports_go_one_way(room: str) -> None:
     assert wrong == [], f"{room} may import {sorted(MAY_IMPORT[room])} only"
 
 
+@pytest.mark.parametrize("room", ["wgsl", "hip"])
+def test_the_runtime_of_a_device_imports_nothing_above_it(room: str) -> None:
+    wrong = [
+        f"{relative(path)}:{line}: {module}"
+        for path in python_files(f"{room}/runtime")
+        for module, line in imported_modules(path)
+        if module.startswith(f"wgrad.{room}.") and not module.startswith(f"wgrad.{room}.runtime.")
+    ]
+    assert wrong == [], f"{room}/runtime may import of {room} itself only"
+
+
 def test_the_ground_floor_needs_little() -> None:
     """What every room stands on: NumPy, and the name of a folder."""
     found = {module.split(".")[0] for path in python_files("device") for module, _ in imported_modules(path)}

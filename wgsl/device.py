@@ -30,7 +30,7 @@ from wgrad.wgsl.runtime.transfers import BYTES_PER_FLOP
 
 __all__ = ["WgpuDevice", "list_adapters"]
 
-enter_all("wgrad.wgsl")
+enter_all("wgrad.wgsl", above=("planned_gpu", "webgpu_trace"))
 SUBGROUPS, TENSOR_CORES = "subgroup operations", "tensor cores"
 
 

@@ -14,7 +14,7 @@ A bundle is a JSON document and a block of bytes:
               expected  {name, at, size, dtype, limit}: outputs of the oracle, float32 or integers, and the largest
                         difference allowed
 
-`at` counts bytes in the block. wgsl/runtime/bundle_runner.mjs runs it.
+`at` counts bytes in the block. wgsl/bundle_runner.mjs runs it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import wgrad
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.case import Case, Inputs, upload_inputs
 from wgrad.autograd.selftest.run import expected_outputs
-from wgrad.wgsl.runtime.webgpu_trace import PROFILES, RUNNER, Profile, Shader, Trace, TraceDevice, Write
+from wgrad.wgsl.webgpu_trace import PROFILES, RUNNER, Profile, Shader, Trace, TraceDevice, Write
 
 FORMAT = 1
 CARDS = tuple(profile for profile in PROFILES if not profile.software)

@@ -1,7 +1,7 @@
 """Arithmetic on the host that computes the judged outputs of a case from those of its call.
 
 Cases refer to these functions by name, because bundles of cases (`bundle.py`) are also judged without Python.
-wgsl/runtime/bundle_runner.mjs has the same functions under the same names.
+wgsl/bundle_runner.mjs has the same functions under the same names.
 """
 
 from __future__ import annotations

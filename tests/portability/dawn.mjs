@@ -5,7 +5,7 @@
 import { appendFileSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { create, globals } from "webgpu";
-import { Runner, compileAll, wanted } from "../../wgsl/runtime/bundle_runner.mjs";
+import { Runner, compileAll, wanted } from "../../wgsl/bundle_runner.mjs";
 
 const [folder, output, backend, first, step] = process.argv.slice(2);
 Object.assign(globalThis, globals);

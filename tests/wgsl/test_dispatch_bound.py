@@ -29,7 +29,7 @@ from wgrad.device.formats.frozen_weight import formats
 from wgrad.device.formats.nf4 import NESTED_BLOCK_SIZE
 from wgrad.wgsl.device import DryRunDevice
 from wgrad.wgsl.formats.quantize import _ROUNDING
-from wgrad.wgsl.runtime.planned_gpu import PlannedGpu
+from wgrad.wgsl.planned_gpu import PlannedGpu
 from wgrad.wgsl.runtime.submission_size import LEAST_WORK_GPU
 
 F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)

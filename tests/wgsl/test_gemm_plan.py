@@ -26,7 +26,7 @@ from wgrad.wgsl.gemm.gemm_matrix import (
 from wgrad.wgsl.gemm.gemm_skinny import Skinny
 from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY
 from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, linear_plan, plan, skinny_tile
-from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
+from wgrad.wgsl.webgpu_trace import PROFILES, TraceDevice
 
 PLAIN = Limits(32 << 10, 1 << 30)  # a GPU without tensor cores
 INTEL = replace(PLAIN, few_registers=True)

@@ -18,7 +18,7 @@ from wgrad.autograd.selftest.case import F32, Case, upload_inputs
 from wgrad.autograd.selftest.cases import cases
 from wgrad.device.errors import WgradError
 from wgrad.wgsl.runtime import adapters
-from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
+from wgrad.wgsl.webgpu_trace import PROFILES, TraceDevice
 
 INVOCATIONS = 256  # WebGPU's least, as are 16 KiB of workgroup memory
 FEWER_BUFFERS = 8  # likewise; GEMMs with every epilogue have more

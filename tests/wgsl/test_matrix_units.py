@@ -24,7 +24,7 @@ from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm.gemm_matrix import unit_of
 from wgrad.wgsl.runtime import adapters, cooperative_shapes, matrix_units, vulkan_memory
 from wgrad.wgsl.runtime.experimental_gate import find_gate
-from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
+from wgrad.wgsl.webgpu_trace import PROFILES, TraceDevice
 
 
 @pytest.fixture(autouse=True)

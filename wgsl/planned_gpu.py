@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wgrad.wgsl.runtime.adapters import HOST_BUFFERS
-from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
+from wgrad.wgsl.webgpu_trace import PROFILES, TraceDevice
 
 _BINDING_BYTES, _BUFFER_BYTES = (2 << 30) - 4, (4 << 30) - 4  # what AMD's, Intel's and NVIDIA's drivers allow
 
