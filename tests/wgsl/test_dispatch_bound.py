@@ -49,7 +49,8 @@ class _Long(Sizes):
 
 SIZES = _Long(
     "long", TOKENS, HIDDEN, (HIDDEN,), (TOKENS, WIDE, HIDDEN), (16, 256),
-    ((1, TOKENS, 16, 2, 256), (1, TOKENS, 32, 8, 128)), TOKENS, (TOKENS, VOCAB, HIDDEN), (128, 8, 768, 2048), 1 << 20,
+    ((1, TOKENS // 4, 32, 8, 128), (1, TOKENS, 16, 2, 256), (1, TOKENS, 32, 8, 128)),  # the first stores ds
+    TOKENS, (TOKENS, VOCAB, HIDDEN), (128, 8, 768, 2048), 1 << 20,
 )  # fmt: skip
 ONE_TOKEN = _Long(
     "one token", 1, HIDDEN, (), (1, WIDE, HIDDEN), (), SIZES.attention[-1:], 1, (1, VOCAB, HIDDEN), SIZES.experts, 1
