@@ -30,6 +30,14 @@ _FOUR_ROWS = re.compile(r"( *)((?:left|right)\[.*\]) = vec4<f32>\((\w+)\(r, k\),
 _FOUR_COLUMNS = re.compile(r"( *)((?:left|right)\[.*\]) = vec4<f32>\((\w+)\(k, c\), .*\);")
 _FOUR = r"\1for (var four = 0u; four < 4u + lid / 1024u; four++) { \2[four] = \3(%s); }"
 
+
+@cache  # shaders and their variants have most lines in common
+def _counted(line: str) -> str:
+    """Return a line with its four loads as a loop, and with a loop's end that a compiler does not know."""
+    line = _FOUR_ROWS.sub(_FOUR % "r + four, k", _FOUR_COLUMNS.sub(_FOUR % "k, c + four", line))
+    return _COUNTED.sub(r"\1 + lid / 1024u;", line)
+
+
 Preprocess = Callable[[list[str], dict[str, Constant]], list[str]]
 
 
@@ -66,8 +74,7 @@ def rolled(plain: Preprocess) -> Preprocess:
                 line = end
             for name in names:
                 line = line.replace(f"${name}u", f"turn_{name}").replace(f"${name}", f"turn_{name}")
-            line = _FOUR_ROWS.sub(_FOUR % "r + four, k", _FOUR_COLUMNS.sub(_FOUR % "k, c + four", line))
-            out.append(_COUNTED.sub(r"\1 + lid / 1024u;", line))
+            out.append(_counted(line))
         return plain(out, constants)
 
     return preprocess
