@@ -17,7 +17,7 @@ from wgrad.wgsl.operators import implements
 ELSEWHERE = {"attention", "attention_backward", "gemm", "linear_quantized", "linear_quantized_backward"}
 ELSEWHERE |= {"linear_cross_entropy"}
 # test_workgroup_memory.py has poisoned shaders of these, too, which take longest to compile.
-POISONED = {"delta_rule", "delta_rule_backward", "ssd", "ssd_backward"}
+POISONED = {"delta_rule", "delta_rule_backward", "ssd", "ssd_backward", "round_weight"}
 PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty)
 CASES = [c for c in cases(True) if c.op not in ELSEWHERE]
 
