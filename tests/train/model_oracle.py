@@ -84,8 +84,8 @@ def exact() -> Iterator[None]:
         yield
 
 
-def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float, dict[str, Any]]:
-    """Return transformers' logits, summed loss and gradients by name."""
+def load_oracle(folder: Path) -> Any:
+    """Load transformers' model in float32. It takes as long as a forward and a backward."""
     config = transformers.AutoConfig.from_pretrained(folder)
     eager = config.model_type in (
         "gemma2",
@@ -97,14 +97,22 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
     )  # which have no other
     config._attn_implementation = "eager" if eager else "sdpa"
     config._experts_implementation = "eager"  # the only one in float64
-    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.float32).eval()
     state = {n: torch.tensor(np.array(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
-    missing = model.load_state_dict({n: t.to(dtype) for n, t in state.items()}, strict=False)
+    missing = model.load_state_dict({n: t.to(torch.float32) for n, t in state.items()}, strict=False)
     left = {name for name in missing.missing_keys if not name.endswith(("act_fn.beta", "act_fn.eps"))}  # constants
     assert not missing.unexpected_keys and left <= {"lm_head.weight"}
     model.tie_weights()
-    if dtype == torch.float64:
-        model = exact_norms(model)
+    return model
+
+
+def oracle(model: Any, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float, dict[str, Any]]:
+    """Return transformers' logits, summed loss and gradients by name. The model stays in this dtype: float64 is last,
+    as its norms stay exact."""
+    if next(model.parameters()).dtype != dtype:
+        assert dtype == torch.float64
+        model = exact_norms(model.to(dtype))
+    model.zero_grad()
     with exact(), exact_delta_net(model):
         logits = model(torch.tensor(ids.astype(np.int64)), use_cache=False).logits
     flat = logits.reshape(-1, logits.shape[-1])
@@ -144,8 +152,9 @@ def make_inputs(device: Device, ids: np.ndarray, targets: np.ndarray, doc_start:
 
 def check_against_the_oracle(folder: Path, device: Device, tokens: int = TOKENS) -> None:
     ids, targets = batch(load_model_config(folder).vocab_size, tokens)
-    true_logits, true_loss, true_grads = oracle(folder, torch.float64, ids, targets)
-    plain_logits, plain_loss, plain_grads = oracle(folder, torch.float32, ids, targets)
+    loaded = load_oracle(folder)
+    plain_logits, plain_loss, plain_grads = oracle(loaded, torch.float32, ids, targets)
+    true_logits, true_loss, true_grads = oracle(loaded, torch.float64, ids, targets)
 
     model, parameters = full_model(folder, device, max(tokens, 64))
     inputs = make_inputs(device, ids, targets)

@@ -16,7 +16,7 @@ import pytest
 from tests.tools import oracle_package
 from tests.train import model_oracle
 from tests.train.conftest import as_in_files, distance, random_weights, tiny_config, write_checkpoint
-from tests.train.model_oracle import batch, exact_norms, full_model, make_inputs, oracle
+from tests.train.model_oracle import batch, exact_norms, full_model, load_oracle, make_inputs, oracle
 from tests.train.test_oracle_model import CASES
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor
@@ -93,7 +93,7 @@ def test_loss_and_every_gradient_equal_transformers_in_float64(
     weights = {n: Tensor(np.array(t.data, np.float64), device, True) for n, t in (trained | untrained).items()}
     ids, targets = batch(parsed.vocab_size)
     monkeypatch.setattr(model_oracle, "exact_norms", exact_model)
-    _, true_loss, true_grads = oracle(folder, torch.float64, ids, targets)
+    _, true_loss, true_grads = oracle(load_oracle(folder), torch.float64, ids, targets)
     monkeypatch.setattr(device, "cast", lambda x, dtype: x)  # the one operator that rounds float64
     model, inputs = Model(parsed, weights, device, positions=64, dtype=np.float64), make_inputs(device, ids, targets)
     inputs.tables = model.token_tables(ids.size)
