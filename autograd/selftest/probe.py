@@ -191,7 +191,8 @@ def check_in_a_process(module: str, *arguments: str, environment: dict[str, str]
     finally:
         child.end()
     last = child.errors[-1:] or ["it said nothing"]
-    return Verdict(False, f"the check ended with status {status}: {last[0][:200]}"), False
+    how = f"crashed (signal {-status})" if status < 0 else f"ended with status {status}"
+    return Verdict(False, f"the check {how}: {last[0][:200]}"), False
 
 
 def _verdict_in(line: str) -> tuple[Verdict, bool] | None:

@@ -17,7 +17,7 @@ from wgrad.autograd import matrix_units as command
 from wgrad.autograd import select_device
 from wgrad.autograd.selftest.matrix import matrix_cases, trusted_cases
 from wgrad.autograd.selftest.probe import Verdict
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.train.commands.cli import main
 from wgrad.wgsl.formats.formats import WeightForm
@@ -256,6 +256,23 @@ class Adapter(SimpleNamespace):
 
 
 CARD = matrix_units.identity("a card", "driver 1")
+
+
+def test_a_gpu_that_is_lost_as_it_is_asked_is_not_opened_without_tensor_cores() -> None:
+    """It is opened again (select_device.py), where a library that refuses the feature gives a device without it."""
+    matrix_units.keep_verdict(CARD, True, "")
+
+    class Lost(Adapter):
+        def request_device_sync(self, required_features: list[str], required_limits: object = None) -> SimpleNamespace:
+            if not self.asked:
+                self.asked.append(required_features)
+                raise RuntimeError("Request device failed (3): Validation Error\n\nCaused by:\n  Parent device is lost")
+            return super().request_device_sync(required_features, required_limits)
+
+    with pytest.raises(DeviceLost, match="adapter 'a card' gave no device: Request device .* Parent device is lost"):
+        adapters.open_device(Lost())
+    adapter = Adapter(gives=False)
+    assert matrix_units.FEATURE not in adapters.open_device(adapter).features and len(adapter.asked) == 2
 
 
 def test_a_device_without_one_of_the_features_has_no_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:

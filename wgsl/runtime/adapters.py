@@ -252,16 +252,15 @@ def open_device(adapter: Any) -> Any:
     """
     features = _wanted(adapter)
     limits = {name: adapter.limits[name] for name in WANTED_LIMITS if name in adapter.limits}
-    if matrix_shape(adapter) and matrix_units.may_ask(card(adapter)):
-        try:  # a library other than the checked one may refuse the feature
-            wanted = [*features, matrix_units.FEATURE]
+    asks = matrix_shape(adapter) and matrix_units.may_ask(card(adapter))
+    for wanted in ([*features, matrix_units.FEATURE], features) if asks else (features,):
+        try:
             return adapter.request_device_sync(required_features=wanted, required_limits=limits)
-        except Exception:
+        except Exception as error:
             native.error_log().messages.clear()
-    try:
-        return adapter.request_device_sync(required_features=features, required_limits=limits)
-    except Exception as error:
-        native.error_log().messages.clear()
-        said = " ".join(str(error).split()) or type(error).__name__
-        kind = DeviceLost if "lost" in said.lower() else DeviceError
-        raise kind(f"adapter '{adapter.info['device']}' gave no device: {said}") from error
+            said = " ".join(str(error).split()) or type(error).__name__
+            lost = "lost" in said.lower()
+            if lost or wanted is features:  # a library other than the checked one may refuse the feature
+                kind = DeviceLost if lost else DeviceError
+                raise kind(f"adapter '{adapter.info['device']}' gave no device: {said}") from error
+    raise AssertionError("the last attempt returns or raises")
