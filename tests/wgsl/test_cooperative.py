@@ -126,8 +126,8 @@ def test_the_table_of_radv_has_no_spilled_registers() -> None:
 
 
 def test_the_table_of_anv_spills_in_two_kernels_alone() -> None:
-    """Committed: on Intel's GPUs no kernel spills but attention's backward with heads of 10 elements, and the rounding of
-    weights to Q4_K."""
+    """Committed: on Intel's GPUs no kernel spills but attention's backward with heads of 10 elements, and the rounding
+    of weights to Q4_K."""
     results = (ROOT / "bench/results/anv.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in results]
     assert {row["gpu"] for row in rows} == {"dg2", "bmg"} and not any(row["failed"] for row in rows)
