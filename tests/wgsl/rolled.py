@@ -22,6 +22,9 @@ _NO_TILE = f"Tile({', '.join(4 * ['vec4<f32>(0.0)'])})"
 _ROW_OF_TILE = re.compile(r"\.r(\$\w|[0-3])\b")
 _COPY_OF_TILE = re.compile(r"let (\w+) = tile;")  # whose rows are chosen by a variable
 _NUMBERED = re.compile(r"(?:var |let )?\b(made|system|inverse|own)_\$(\w)\b")
+# Operands of its matmuls, which an invocation loads before a barrier and stores behind it, become arrays.
+_LOADED, _AHEAD = re.compile(r"(?:let )?\b([lr]hs)_\$e\b"), "e RUNS"
+_LOADS = [f"var<private> {name}_loaded: array<vec4<f16>, RUNS>;" for name in ("lhs", "rhs")]
 _ARRAYS = [f"var<private> {name}_16: array<f32, 16>;" for name in ("made", "system", "inverse", "own")]
 # Loops that a compiler unrolls, by how they end: sums over invocations of a skinny GEMM, the delta rule and decoding.
 _COUNTED = re.compile(r"(other < SLICES|n < (?:16|32)u|s < SPLIT|x < (?:16u|AT_ONCE));")
@@ -53,12 +56,16 @@ def rolled(plain: Preprocess) -> Preprocess:
         if not constants.get("RESIDUAL_AHEAD"):  # which is in variables of their own
             rolled = rolled | {"q STORES"}
         out: list[str] = _ARRAYS[:] if tiles else []
+        if any(line.strip() == f"#unroll {_AHEAD}" for line in lines):
+            rolled = rolled | {_AHEAD}
+            out += _LOADS
         ends: list[str] = []
         names: list[str] = []
         for number, line in enumerate(lines):
             if tiles:
                 line = _NUMBERED.sub(r"\1_16[turn_\2]", line)
                 line = _ROWS_OF_TILE if line.startswith(_TILE) else _ROW_OF_TILE.sub(r".r[\1]", line)
+                line = _LOADED.sub(r"\1_loaded[turn_e]", line)
                 line = _COPY_OF_TILE.sub(r"var \1 = tile;", line).replace(_NO_TILE, "Tile()")
             word, _, repeated = line.strip().partition(" ")
             if word == "#unroll":
