@@ -27,6 +27,11 @@ except DeviceUnavailable as error:
     print("refused:", error)
 """
 
+# The check has its first cases alone: that all pass, on both wave sizes, is in tests/hip/test_self_check.py.
+CASES = 9
+_FEW = f"from wgrad.autograd.selftest import probe as p; p.CASES, p.kernel_cases = p.CASES[:{CASES}], list; from wgrad"
+FEW = f"from wgrad.autograd.selftest import probe; probe._CODE = probe._CODE.replace('from wgrad', {_FEW!r})"
+
 
 def select(spec: str, before: str = "", **environment: str) -> str:
     """Return what a new process says of the device that it chooses."""
@@ -55,7 +60,7 @@ def card(emulator: Any, tmp_path: Path) -> dict[str, str]:
 def built(emulator: Any) -> None:
     """Build the kernels that the check needs, because its own process builds none."""
     dry = emulator.device(ARCHITECTURE).dry_run()
-    for case in chosen_cases():
+    for case in chosen_cases()[:CASES]:
         call_case(case, dry)
     for source in sorted({source for source, _ in dry.kernels}):
         emulator.build(source, ARCHITECTURE)
@@ -63,10 +68,7 @@ def built(emulator: Any) -> None:
 
 @pytest.mark.usefixtures("built")
 def test_auto_takes_a_gpu_that_passes_and_remembers(card: dict[str, str], tmp_path: Path) -> None:
-    """That the whole check passes, on both wave sizes: tests/hip/test_self_check.py. Here a few of its cases do."""
-    few = "from wgrad.autograd.selftest import probe as p; p.CASES, p.kernel_cases = p.CASES[:9], list; from wgrad"
-    before = f"from wgrad.autograd.selftest import probe; probe._CODE = probe._CODE.replace('from wgrad', {few!r})"
-    name, description, reason = select("auto", before, **card).split(" | ")
+    name, description, reason = select("auto", FEW, **card).split(" | ")
     assert name == "hip" and reason == "the HIP GPU; its self-check passed"
     assert f"Emulated {ARCHITECTURE} ({ARCHITECTURE}, HIP" in description and "shipped kernels" in description
     assert len(list(tmp_path.glob("wgrad/hip/self-check-*.json"))) == 1
@@ -75,13 +77,13 @@ def test_auto_takes_a_gpu_that_passes_and_remembers(card: dict[str, str], tmp_pa
     # One that is kept in another format is.
     (kept,) = tmp_path.glob("wgrad/hip/self-check-*.json")
     kept.write_text(kept.read_text().replace('"format": 1', '"format": 7'))
-    assert not select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"}).startswith("hip |")
+    assert not select("auto", FEW, **{**card, "WGRAD_EMULATED_MEMORY": "4096"}).startswith("hip |")
 
 
 @pytest.mark.usefixtures("built")
 def test_auto_leaves_a_gpu_that_fails(card: dict[str, str], tmp_path: Path) -> None:
     """Here: a GPU without memory. It goes on to the next device and says why, and keeps no verdict."""
-    line = select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"})
+    line = select("auto", FEW, **{**card, "WGRAD_EMULATED_MEMORY": "4096"})
     assert not line.startswith("hip") and "the self-check of Emulated" in line and "OutOfMemory" in line
     assert not list(tmp_path.glob("wgrad/hip/self-check-*"))
 
