@@ -226,6 +226,9 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         config["sliding_window"] = 64
         config["layer_types"] = ["full_attention"] * (config | changes)["num_hidden_layers"]
     config |= changes
+    for given, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
+        if given in changes and other not in changes and other in config:  # which one counts depends on the family
+            config[other] = changes[given]
     if kind == "mamba2":
         config["num_heads"] = config["expand"] * config["hidden_size"] // config["head_dim"]
     if "qk_rope_head_dim" in config:  # as in transformers' files
