@@ -120,7 +120,7 @@ def test_the_runtime_of_a_device_imports_nothing_above_it(room: str) -> None:
 
 
 def test_the_ground_floor_needs_little() -> None:
-    """What every room stands on: NumPy, and the name of a folder."""
+    """The lowest package imports only NumPy and the module that names a folder."""
     found = {module.split(".")[0] for path in python_files("device") for module, _ in imported_modules(path)}
     assert found - sys.stdlib_module_names <= {"wgrad", "numpy", "ml_dtypes", "platformdirs"}
 
@@ -157,7 +157,7 @@ def test_no_module_imports_itself_by_way_of_others(room: str) -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_package_imports_itself_in_a_circle(room: str) -> None:
-    """Of imports at the top of a file, inside functions and by name."""
+    """Imports count at the top of a file, inside functions and by name."""
     files = {"wgrad." + relative(p).removesuffix(".py").replace("/", "."): p for p in python_files(room)}
     graph = {}
     for name, path in files.items():

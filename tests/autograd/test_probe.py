@@ -119,7 +119,7 @@ def test_a_process_that_hangs_as_it_ends_has_told_its_verdict(monkeypatch: pytes
 
 
 def test_a_check_that_stops_the_machine_is_not_run_again(answers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was begun since the machine started may go on in another process, and is no verdict."""
+    """A check begun since the machine started may go on in another process, and is no verdict."""
     monkeypatch.setattr(self_check, "_start_of_machine", lambda: "Monday")
     answers += [KeyboardInterrupt(), KeyboardInterrupt()]
     for _ in range(2):

@@ -460,7 +460,7 @@ def test_values_beyond_float32_are_torchs(device: Device) -> None:
 
 
 def test_squares_that_a_dtype_lacks_are_not_stored(device: Device) -> None:
-    """Of float16 above 256, and of float32 below 1e-23."""
+    """float16 loses squares of values above 256, and float32 those of values below 1e-23."""
     values = np.linspace(-900, 700, 75, dtype=np.float16).reshape(3, 25)
     functions: list[Callable[[Any], Any]] = [
         lambda x: x.norm(dim=1), lambda x: x.std(1), lambda x: x.std(False), lambda x: x.log_softmax(1)[:, 3],

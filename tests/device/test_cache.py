@@ -183,5 +183,5 @@ def test_a_link_in_the_place_of_a_kept_file_is_replaced(cache: Path, tmp_path: P
 
 
 def test_tests_have_a_cache_of_their_own() -> None:
-    """What a user has kept changes no test (tests/conftest.py)."""
+    """A user's own cache changes no test (tests/conftest.py)."""
     assert not cache_folder("hip").is_relative_to(Path.home() / ".cache")

@@ -129,7 +129,7 @@ def test_a_recordings_memory_is_free_when_it_is_gone_and_no_other_has_it(device:
 
 
 def test_who_borrows_leaves_recordings_their_memory(device: Any) -> None:
-    """What is made in the block may lie there, what is made after it does not; and a replay gives what it did."""
+    """Arrays made in the block may lie there, arrays made after it do not; and a replay gives the same as before."""
     x, out = device.upload(numbers(64)), device.empty((64,))
     with device.capture() as replay:
         device.copy(device.scale(device.scale(x, 2.0), 3.0), out)

@@ -153,7 +153,7 @@ def test_what_is_left_at_the_end_of_python_goes_without_a_word() -> None:
 
 
 def test_a_lease_that_goes_at_pythons_end_asks_for_nothing() -> None:
-    """What its pool needs may be gone before it, and the error would be printed at every exit."""
+    """Modules that its pool needs may be gone before it, and the error would be printed at every exit."""
     pool = Pool(lambda nbytes: None, lambda block: None)
     lease = pool.allocate(64)
     lease.__del__(lambda: True)

@@ -109,7 +109,7 @@ def counting(emulator: Any) -> Any:
 def test_counts_are_those_of_the_table(
     emulator: Any, counting: Any, architecture: str, family: Any, dtype: str
 ) -> None:
-    """Of each kernel: launches, LDS cycles and the least possible, lines of global memory and the least possible. The
+    """Compare each kernel's launches, LDS cycles and lines of global memory with the least possible ones. The
     bars hold for every kernel, a table's row for those whose code object it was made from."""
     found = count(emulator, counting(architecture), family, dtype)
     for name, counts in found.items():

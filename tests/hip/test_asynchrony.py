@@ -50,7 +50,7 @@ def test_an_upload_outlives_its_host_array(device: Any) -> None:
 
 
 def test_uploads_do_not_pile_up(device: Any) -> None:
-    """What a copy under way reads from is kept, and not for ever."""
+    """The source of a copy under way is kept, but not forever."""
     for _ in range(600):
         device.upload(numbers(0, 3))
         assert len(device._uploads) <= 256
@@ -97,7 +97,7 @@ def test_more_readbacks_than_are_kept_each_have_their_values(device: Any) -> Non
 
 
 def test_a_recording_keeps_its_arrays(device: Any) -> None:
-    """Of launches and transfers, and what they write to, though nobody else does."""
+    """The arrays that its launches and transfers read and write live on, even if nothing else holds them."""
     x, y, z = (device.upload(numbers(n)) for n in (1, 2, 3))
     total, offloaded, unused = device.empty_host((SIZE,)), device.empty_host((SIZE,)), device.empty((SIZE,))
     with device.capture() as replay:

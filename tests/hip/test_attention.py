@@ -162,7 +162,7 @@ def test_tensor_cores_are_busy() -> None:
 
 @pytest.mark.parametrize("mode", ["f16", "bf16_rtne"])
 def test_tensor_cores_are_busy_with_heads_of_256(mode: str) -> None:
-    """Of a whole run at 600 clocks, with L1's bandwidth counted too."""
+    """Simulate a whole run with a memory latency of 600 clocks and L1's bandwidth."""
     chosen = "gfx942", f"attention_forward_{mode}_256"
     with held("hip_attention", lambda r: (r["arch"], r["kernel"]) == chosen) as rows:
         row = only(rows, chosen[1])

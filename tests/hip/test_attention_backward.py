@@ -190,7 +190,7 @@ def test_table_keeps_its_bars() -> None:
     [("dq", 128, 0.65), ("dkv", 128, 0.65), ("dq", 64, 0.6), ("dkv", 64, 0.6), ("dq", 256, 0.58), ("dkv", 256, 0.41)],
 )
 def test_tensor_cores_are_busy(half: str, width: int, least: float) -> None:
-    """Of a whole run (causal, length 1,024) at 600 clocks of memory latency, with L1's bandwidth counted too."""
+    """Simulate a whole run (causal, length 1,024) with a memory latency of 600 clocks and L1's bandwidth."""
     source = f"attention_backward_{half}"
     with held("hip_attention", lambda r: (r["arch"], r["source"]) == ("gfx942", source)) as rows:
         for kind in ("bf16", "f16"):
@@ -199,7 +199,7 @@ def test_tensor_cores_are_busy(half: str, width: int, least: float) -> None:
 
 
 def test_tensor_cores_of_rdna3_are_busy() -> None:
-    """Of a whole run (causal, length 2,304) at 600 clocks of memory latency: two waves a SIMD, and as many as fit."""
+    """Simulate a causal run of length 2,304 at 600 clocks of latency: two waves per SIMD, and as many as fit."""
     with held("hip_attention", lambda r: r["arch"] == "gfx1100" and "_backward_" in r["source"]) as rows:
         for r in rows:
             halves = 0.54 if "_dq_" in r["kernel"] else 0.42

@@ -111,7 +111,7 @@ def test_wmma_of_rdna4_is_a_product(kind: str) -> None:
 
 @needs_compiler
 def test_a_buffer_ends_where_its_descriptor_says() -> None:
-    """What lies beyond reads as zero and is not written."""
+    """Elements beyond it read as zero and are not written."""
     wave, data = Wave(64), np.arange(1, 257, dtype=np.uint32)
     wave.scalars[4:8] = data.ctypes.data & 0xFFFFFFFF, data.ctypes.data >> 32, 5 * 4, 0
     wave.vectors[1] = np.arange(64) * 16
@@ -138,7 +138,7 @@ def test_lds_loads_of_lanes_that_are_off_are_not_made() -> None:
 
 @needs_compiler
 def test_accumulators_are_stored_to_lds() -> None:
-    """Of lanes that are on, and not the vector registers of the same numbers, which tinygrad's emulator would take."""
+    """Active lanes alone store; tinygrad's emulator would take the vector registers of the same numbers."""
     wave = Wave(64)
     wave.accumulators[5], wave.accumulators[9], wave.vectors[5] = np.arange(64) + 1000, np.arange(64) + 2000, 7
     wave.vectors[1] = np.arange(64) * 4
@@ -283,7 +283,7 @@ def test_simds_share_lds_and_l1(arch: str, lanes: int, text: str, l1: bool, slot
 
 
 def test_l1_waits_for_l2() -> None:
-    """What it reads from L2 is counted where it takes longer than what it hands on: 53.9 bytes a clock beside 64."""
+    """L1's reads from L2 are counted where they take longer than its own answers: 53.9 bytes per clock next to 64."""
 
     def clocks(text: str, fetched: float) -> float:
         short, long = (simulate("gfx942", 64, [[text] * n], 600, l1=True, fetched=fetched)[0] for n in (200, 600))

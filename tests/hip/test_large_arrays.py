@@ -149,7 +149,7 @@ def test_matmuls_reach_the_last_element(device: Any, dtypes: Any, layout: str, m
 
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
 def test_one_row_reaches_the_end_of_the_weight(device: Any, dtype: Any) -> None:
-    """Of a weight whose elements go beyond."""
+    """The weight has more elements than 32 bits can index."""
     x, end = numbers(1, 1024, dtype=dtype), numbers(1024, dtype=dtype)
     y = device.gemm(device.upload(x), ending_in(device, (BEYOND // 8192 * 8, 1024), end), trans_b=True, dtype=F32)
     near(end_of(device, y, 1), [x[0].astype(np.float64) @ end.astype(np.float64)])
@@ -157,7 +157,7 @@ def test_one_row_reaches_the_end_of_the_weight(device: Any, dtype: Any) -> None:
 
 @pytest.mark.parametrize(("layout", "wide"), [("nt", "m"), ("nn", "m"), ("tn", "m"), ("tn", "n")])
 def test_short_sides_are_multiplied_to_the_last_element(device: Any, layout: str, wide: str) -> None:
-    """Of 16, as LoRA's are; the other operand goes beyond."""
+    """Short sides have 16 elements, as LoRA's have; the other operand is larger than 32 bits can index."""
     long = BEYOND // 8192 * 8
     m, n, k = (long, 16, 1024) if wide == "m" else (16, long, 1024)
     left, right = numbers(8, 24), numbers(8, 24)[::-1]

@@ -13,7 +13,7 @@ from tests.train.test_objectives import FORMULAS, check, trained, trainer_of
 
 @pytest.mark.parametrize("options", FORMULAS, ids=lambda options: options["objective"])
 def test_losses_are_those_of_the_formulas(options: dict, tmp_path: Path, emulator: Any) -> None:
-    """Of one wave size: every operator is compared on both."""
+    """One wave size suffices: every operator is compared on both."""
     device = emulator.device("gfx942")
     config = tiny_config(num_hidden_layers=1)
     folder = write_checkpoint(tmp_path / "model", config, random_weights(config))

@@ -89,7 +89,7 @@ def test_each_batch_accumulates_onto_its_own_result(
 @pytest.mark.parametrize("x_type", [F16, BF16], ids=str)
 @pytest.mark.parametrize("rows", [1, 40])
 def test_decoded_weights_round_to_nearest_even(hip_device: Any, x_type: Any, rows: int) -> None:
-    """Of 16 bits, where x and the result have them: absmax at ties and beside them, times a level of 1. One row, which
+    """Weights get 16 bits where x and the result have them: absmax at ties and next to them, times 1. One row, which
     takes the kernel that rounds no weight, rounds the result."""
     step = 2.0**-8 if x_type == BF16 else 2.0**-11
     absmax = np.float32(1) + step * np.array([1, 3, 5, 0.999, 1.001, 2.999, 3.001, 0, 2, 4], np.float32)

@@ -74,7 +74,7 @@ def test_steps_have_the_losses_of_numpy(make_checkpoint: Any, hip_device: Device
 @pytest.mark.all
 @pytest.mark.oracle
 def test_thirty_steps_follow_peft(make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
-    """Of one wave size: the other is held to NumPy above, four hundred times as closely."""
+    """One wave size suffices: the other is compared with NumPy above, four hundred times as closely."""
     train_tests("test_oracle_adapter").beside_peft(make_checkpoint(), device, tmp_path)
 
 
@@ -121,7 +121,7 @@ def finetune_options(model: Path, data: Path, out: Path) -> list[str]:
 def test_finetune_resume_and_generate(
     card: str, make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one wave size: the tests above hold steps and tokens of the other, and the next a run that goes on."""
+    """One wave size suffices: the tests above compare steps and tokens of the other, and the next one a resumed run."""
     model, whole, again = make_checkpoint(), tmp_path / "whole", tmp_path / "again"
     monkeypatch.setattr(evaluation, "SAMPLE_TOKENS", 4)  # 64 take a third of the time
     assert main(finetune_options(model, text_data, whole)) == 0

@@ -36,7 +36,7 @@ def adapter(model: Any, seed: int, **options: Any) -> Loaded:
 
 
 def test_each_sequence_has_its_own_adapter(make_checkpoint: Any, device: Device) -> None:
-    """Of other ranks and modules, and none; prompts that are alike are read by each model for itself."""
+    """Adapters have different ranks and modules, or are none; each model reads equal prompts for itself."""
     folder = make_checkpoint()
     adapters: dict[str, Loaded | None] = {
         "base": None,

@@ -126,7 +126,7 @@ def test_kinds_put_together_have_null_in_the_columns_of_others(tokenizer: Tokeni
 
 
 def test_a_message_with_what_json_lacks_is_a_bad_line(tokenizer: Tokenizer) -> None:
-    """Of Python, or of Parquet."""
+    """Python and Parquet have values that JSON has not."""
     turns = [TURNS[1] | {"at": datetime.date(2026, 1, 2)}, TURNS[2]]
     with pytest.raises(WgradError, match=":1: the messages hold what JSON .*date is not JSON serializable"):
         config = RunOptions(model="m", data=("<data>",), out="o", on_bad_line="stop", eval_fraction=0.0)

@@ -102,7 +102,7 @@ def test_sequences_that_come_and_go_read_as_each_alone(
 @pytest.mark.parametrize("folder", [ARCHITECTURE, MAMBA], indirect=True)
 @pytest.mark.parametrize("full", [False, True], ids=["nf4", "full"])
 def test_eight_steps_follow_torch(full: bool, folder: Path, tmp_path: Path) -> None:
-    """Of an adapter of all projections on NF4 weights, and of all parameters."""
+    """Train an adapter of all projections on NF4 weights, or all parameters."""
     oracle = pytest.importorskip("tests.train.peft_oracle")
     torch, device = oracle.torch, ReferenceDevice()
     settings: dict[str, Any] = {"full": True} if full else {"lora_r": 4, "lora_alpha": 8.0}

@@ -133,7 +133,7 @@ def test_another_process_opens_the_same_memory() -> None:
 
 @needs_segments
 def test_memory_that_is_not_the_one_meant_is_refused() -> None:
-    """Of a process in another container with that number, or of none."""
+    """The number may belong to a process in another container, or to none."""
     segment = Segment(5000)
     process, file, count, token = segment.address
     for address in [(process, file, count, b"x" * 16), (process, file, 4999, token), (process, 10_000, count, token)]:

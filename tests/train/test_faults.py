@@ -200,7 +200,7 @@ def test_a_full_disk_at_any_call_of_a_checkpoint_leaves_the_ones_before(two_chec
 
 
 def test_everything_is_on_the_disk_before_it_gets_its_name(two_checkpoints: Path) -> None:
-    """What a power cut leaves is what was synced: each file, the folder's names, and then the folder's own name."""
+    """A power cut leaves only synced data: each file, then names in the folder, and then the folder's own name."""
     shim = Shim(two_checkpoints.parent)
     save_six(two_checkpoints, shim)
     operations = [(operation, Path(path).name) for operation, path in shim.log]

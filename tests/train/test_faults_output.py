@@ -157,7 +157,7 @@ def generate(tiny: Path) -> int:
 def test_generation_ends_when_nobody_takes_its_text(
     number: int, status: int, said: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Of generate the text is what it is for: it ends, and says why where somebody may care."""
+    """The text is the purpose of `generate`: it ends, and says why if anybody may read that."""
     for lines in range(4):
         monkeypatch.setattr(sys, "stdout", Output(lines, number))
         assert generate(tiny) == status

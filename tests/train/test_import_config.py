@@ -331,7 +331,7 @@ ODD: list[Any] = [5, -1, "x", [1], {"a": 1}, True, math.inf, math.nan, [None], [
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_odd_values_are_left_out(tool: str) -> None:
-    """Of every key that is known: what is written is valid, whatever the value. A tool has a third of the values, each
+    """Every known key is converted to a valid file, whatever its value. A tool has a third of the values, each
     key another third."""
     for at, key in enumerate((*SPECIAL, *_ELSEWHERE, "learning_rate", "columns", "eval_data", 5)):
         for value in ODD[(at + TOOLS.index(tool)) % 3 :: 3]:

@@ -78,7 +78,7 @@ def one_pass(config: RunOptions, folder: Any, device: Any) -> tuple[list[np.ndar
 @pytest.mark.parametrize("more", [{}, CHUNKED], ids=["whole", "chunks"])
 @pytest.mark.parametrize("offloaded", [0, 2])
 def test_no_number_changes_a_bit(make_checkpoint: Any, more: dict[str, Any], offloaded: int) -> None:
-    """What is kept is not multiplied again, and is copied there and back."""
+    """Kept projections are not multiplied again, but copied there and back."""
     folder = make_checkpoint(num_hidden_layers=LAYERS)
     expected, before, matmuls = list[np.ndarray](), list[int](), 0
     for kept in range(MOST_KEPT + 1):

@@ -133,7 +133,7 @@ def test_a_full_cache_is_refused_before_anything_is_written(architecture: str, m
 
 
 def test_small_caches_of_layers_share_a_buffer(make_checkpoint: Any, wgpu_device: Any) -> None:
-    """Of a text. Each has bytes of its own; those of a server's, which grow, and large ones lie apart."""
+    """Layers' caches of one text have bytes of their own; a server's caches, which grow, and large ones lie apart."""
     config = load_model_config(make_checkpoint())
     taken = wgpu_device.memory().in_use_bytes
     cache = KVCache.empty(config, 1, 7, np.float16, wgpu_device)

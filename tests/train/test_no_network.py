@@ -92,7 +92,7 @@ def test_a_model_in_the_cache_needs_no_network(cached: Path, tmp_path: Path, no_
 def test_one_that_is_not_whole_is_fetched(
     cached: Path, missing: str, monkeypatch: pytest.MonkeyPatch, no_network: list[str]
 ) -> None:
-    """What another tool left, or a fetch that was cut short."""
+    """Another tool left the folder, or a fetch was cut short."""
     (cached / missing).unlink()
     asked = []
 

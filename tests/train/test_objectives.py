@@ -152,7 +152,7 @@ FORMULAS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", FORMULAS)
 def test_losses_are_those_of_the_formulas(options: dict, make_checkpoint: Any, device: Device) -> None:
-    """Of a step that is replayed, and of what is held out, whose last batch is not full."""
+    """Compare a replayed step and the held-out loss, whose last batch is not full."""
     trainer, stream = trainer_of(make_checkpoint(), device, **options)
     trained(trainer, stream)
     step = stream.get(3)
@@ -275,7 +275,7 @@ def test_a_step_is_the_same_however_it_is_split_and_padded(objective: str, make_
 
 
 def test_dropout_leaves_the_reference_alone(make_checkpoint: Any, cpu: Device) -> None:
-    """What the reference gives is the base model's, step after step."""
+    """The reference always gives the base model's values, step after step."""
     trainer, stream = trainer_of(make_checkpoint(), cpu, lora_dropout=0.5, gradient_accumulation_steps=1, batch_size=8)
     for _ in range(4):
         trainer.step(stream.get(0), 1e-2)
@@ -352,7 +352,7 @@ def test_a_run_resumes_to_the_same_bits(
 
 
 def test_weights_and_checkpoints_in_main_memory_change_no_bit(make_checkpoint: Any, wgpu_device: Device) -> None:
-    """Of kto, which has the most forwards in one recording; and the plan says what all of it takes."""
+    """KTO has the most forwards in one recording; and the plan predicts the memory of all of it."""
     folder, found = make_checkpoint(), []
     options: dict[str, Any] = {
         "objective": "kto",

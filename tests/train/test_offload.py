@@ -256,7 +256,7 @@ def test_a_long_row_in_chunks_learns_the_same(make_checkpoint: Any, card: Any, m
 
 
 def test_a_offloaded_array_is_gone_from_the_device_while_others_are_made(card: Any) -> None:
-    """Of six stretches with an array of 1 MiB, at most four arrays are on the device at once."""
+    """At most four of six arrays of 1 MiB, each of its own stretch, are on the device at once."""
     weight = parameter(card.upload(np.ones((512, 512), np.float32)), card)
     start = card.memory().in_use_bytes
     x = Tensor(card.upload(np.full((512, 512), 0.5, np.float32)), card, requires_grad=True)
@@ -336,7 +336,7 @@ def test_texts_that_are_no_size_are_refused(text: str) -> None:
 
 
 def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoint: Any, card: Any) -> None:
-    """What is said to fit does: the real memory pool runs it within the limit."""
+    """The proposed options do fit: the real memory pool runs them within the limit."""
     folder = make_checkpoint(num_hidden_layers=5)
     model = load_model_config(folder)
     offloaded = plan_run(options(offload_activations=True), model, folder, card, 1)

@@ -73,7 +73,7 @@ def test_home_is_expanded_in_every_path(
     command: str,
     option: str,
 ) -> None:
-    """What is not there is named with the home in front; what is written lies there."""
+    """Errors name a missing file with the home folder in front; written files lie there."""
     home = in_folder / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

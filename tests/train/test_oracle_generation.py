@@ -47,7 +47,7 @@ def test_greedy_text_is_that_of_transformers(device: Device) -> None:
 
 
 def test_repetition_is_penalized_as_transformers_does(device: Device) -> None:
-    """Of tokens of the prompt and of the answer, each text of a batch by its own."""
+    """Tokens of the prompt and of the answer count, for each text of a batch by itself."""
     prompts = [load_tokenizer(BASE).encode(text) for text in TEXTS]
     model = transformers.AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
     model.generation_config.eos_token_id = None

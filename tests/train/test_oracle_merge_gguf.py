@@ -249,7 +249,7 @@ def test_a_gguf_base_keeps_what_its_file_says(architecture: str, adapted: Any, t
 def test_what_is_written_can_be_loaded(
     architecture: str, changes: dict[str, Any], adapted: Any, tmp_path: Path, capsys: Any
 ) -> None:
-    """What not every architecture has in llama.cpp is refused, or llama.cpp computes what we do."""
+    """A model that the architecture in llama.cpp lacks is refused; else llama.cpp computes the same."""
     try:
         adapter = adapted(architecture, **changes)
     except WgradError:

@@ -121,7 +121,7 @@ def test_pissa_starts_and_learns_as_pefts(rslora: bool, make_checkpoint: Any, cp
 
 
 def test_pissa_over_nf4_trains_as_in_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
-    """What is frozen is the residual in NF4: with the start on it nearer to the weights than those in NF4 are."""
+    """The residual is frozen in NF4: together with the start it is nearer to the weights than their own NF4 is."""
     folder = make_checkpoint("LlamaForCausalLM", hidden_size=64, head_dim=16)
     config, built = build(folder, cpu, learning_rate=3e-3, init_lora_weights="pissa", lora_r=16, lora_alpha=16.0)
     plain, true = build(folder, cpu)[1].model.weights, their_base(folder).state_dict()
@@ -160,7 +160,7 @@ def test_pissa_over_nf4_trains_as_in_peft(make_checkpoint: Any, cpu: Device, tmp
 def test_whole_modules_train_as_in_peft(
     architecture: str, tied: bool, whole: tuple[str, ...], make_checkpoint: Any, cpu: Device, tmp_path: Path
 ) -> None:
-    """Of a model that ties the two, either becomes one of its own, and what is not trained stays as it was."""
+    """If a model ties the two, a trained one becomes a weight of its own, and the other stays as it was."""
     from peft.optimizers import create_loraplus_optimizer
 
     folder = make_checkpoint(architecture, tie_word_embeddings=tied)

@@ -104,7 +104,7 @@ def test_generation_blocks_give_the_mask_of_transformers(make_tokenizer, write_l
 
 @pytest.mark.parametrize("name", ["chatml", "headers"])
 def test_prefixes_give_the_mask_of_generation_blocks(make_tokenizer, write_lines, name: str) -> None:
-    """What comes from rendering prefixes is what generation blocks in the same template would have said."""
+    """Rendering prefixes finds the same tokens as generation blocks in the same template."""
     blocks = {
         "chatml": (
             "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"

@@ -32,7 +32,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["link", PIPE])
 def test_a_ranks_log_is_a_file_of_its_own(kind: str, tmp_path: Path) -> None:
-    """What lies in the place of OUT/ranks/rank-1.log is neither followed nor waited for."""
+    """A link or FIFO at OUT/ranks/rank-1.log is neither followed nor waited for."""
     (tmp_path / "mine").write_text("mine")
     log = tmp_path / "out" / "ranks" / "rank-0.log"
     log.parent.mkdir(parents=True)

@@ -115,7 +115,7 @@ def test_memory_follows_the_tokens(make_checkpoint: Any, monkeypatch: pytest.Mon
 
 
 def test_where_memory_ends_the_cache_stays_as_large(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept goes, and the youngest leaves."""
+    """Kept pages go first, and then the youngest sequence leaves."""
     model = model_for(make_checkpoint(), ReferenceDevice())
     batch, text = Batch(model, 4), list(range(1, 2 * PAGE + 2))
     grow(batch, [(0, Growing.begin(text, 2, GREEDY))], [2])

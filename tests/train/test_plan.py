@@ -256,7 +256,7 @@ def test_a_software_driver_is_not_what_a_run_takes(
 
 
 def test_a_dry_run_needs_not_all_chunks(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the head's logits, and of an MLP whose layer is recomputed: the others take and launch the same."""
+    """Other chunks of the head's logits, and of a recomputed layer's MLP, take and launch the same."""
     monkeypatch.setattr(loss, "CHUNK_BYTES", 1)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 128)
@@ -320,7 +320,7 @@ GPT_OSS_20B = {
 def test_gpt_oss_20b_fits_8_gib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of its files the headers alone are there."""
+    """The files hold headers alone."""
     monkeypatch.setattr(select_device, "_list_adapters", lambda: ([], []))
     monkeypatch.setattr(select_device, "_list_hip", lambda: [])
     raw = tiny_config("GptOssForCausalLM", **GPT_OSS_20B)

@@ -165,7 +165,7 @@ def members(count: int) -> list[Member]:
 
 
 def test_shares_follow_what_a_micro_batch_takes_and_are_repeated() -> None:
-    """Of 8 micro-batches a rank three times as fast gets 6; the first steps of all, which compile, do not count."""
+    """A rank three times as fast gets 6 of 8 micro-batches; the first steps of all, which compile, do not count."""
     shares = Shares(8, members(2))
     assert shares.sizes == [4, 4]
     changed = [shares.observe([9.0, 1.0]) for _ in range(SKIPPED)]

@@ -201,7 +201,7 @@ def answered(tokens: Sequence[bytes | str], prompt: Sequence[bytes | str] = ("x"
 
 
 def test_bytes_of_tokens_are_those_of_the_text(make_tokenizer: Any) -> None:
-    """Of a character that several tokens make up each has its own; so have those in the place of one."""
+    """Each token of a character that several tokens make up has its own bytes; so do tokens in the place of one."""
     tokenizer = load_tokenizer(make_tokenizer())
     ids = tokenizer.encode("a\u20ac", add_special_tokens=False)[-3:]
     assert [tokenizer.partial_octets(id_) for id_ in ids] == [b"\xe2", b"\x82", b"\xac"]
@@ -232,7 +232,7 @@ def test_a_stop_is_a_special_token_or_a_character_that_is_pending() -> None:
 
 
 def test_offsets_are_places_in_the_text_that_begins_with_the_prompt(make_tokenizer: Any) -> None:
-    """What the tokenizer puts before a prompt is told, but stands nowhere in the text."""
+    """Tokens that the tokenizer puts before a prompt are listed, but stand nowhere in the text."""
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True))
     preparation = Preparation({"m": tokenizer}, 400, 99, 9, 1e6, threading.Lock())
     ids = tokenizer.encode("Héar</s>")

@@ -41,7 +41,7 @@ RECORDED = [
 
 @pytest.mark.parametrize("name", sorted({request["client"].split()[0] for request in RECORDED}))
 def test_requests_as_clients_send_them(client: Client, name: str) -> None:
-    """Of lm-eval and LangChain they were recorded; those of Open WebUI were put together from its source."""
+    """Requests of lm-eval and LangChain were recorded; those of Open WebUI were put together from its source."""
     for asked in (one for one in RECORDED if one["client"].split()[0] == name):
         body, kind = asked["body"], asked["path"].removeprefix("/v1/")
         reply = client.post(kind, body)

@@ -61,7 +61,7 @@ def chat(client: Client, **options: Any) -> Reply:
 
 # ---- grammars ------------------------------------------------------------------------------------
 def test_answers_keep_to_a_schema_and_those_beside_them_are_as_alone(client: Client, tokenizer: Tokenizer) -> None:
-    """Of one answer, of several, and in a stream."""
+    """Ask for one answer, for several, and for a stream."""
     guided = chat(client, response_format=FORMAT, n=3, seed=3, temperature=1.5).json["choices"]
     values = [json.loads(choice["message"]["content"]) for choice in guided]
     assert all(set(value) == {"age", "kind"} and 0 <= value["age"] <= 99 for value in values)

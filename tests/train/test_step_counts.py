@@ -201,7 +201,7 @@ def test_no_launch_takes_long_on_a_gpu_that_is_not_known(
 def test_few_plans_find_what_streamed_experts_leave_on_the_device(
     scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of Qwen3-30B-A3B with 12 layers: one layer more, or one input less offloaded, does not fit."""
+    """Qwen3-30B-A3B with 12 layers: one layer more, or one input less offloaded, does not fit."""
     shape, layers, limit, ran = replace(SHAPES["qwen3-30b-a3b"], layers=12), 12, 3 << 30, list[int]()
     scripts("bench_train").write_shape(shape, tmp_path)
     plain = fit.run_dry

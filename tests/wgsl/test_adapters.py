@@ -87,7 +87,7 @@ def test_an_adapter_whose_limits_are_too_low_is_passed_over(
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_what_is_free_is_the_budget_less_what_is_used(monkeypatch: pytest.MonkeyPatch, tells: bool) -> None:
-    """Of the largest heap of device memory of the right one of two equal GPUs; None without the extension."""
+    """Read the largest heap of device memory of the right one of two equal GPUs; None without the extension."""
 
     def enumerate_extensions(handle: Any, layer: Any, count: Any, places: Any) -> int:
         count._obj.value = 2

@@ -114,7 +114,7 @@ def test_part_of_a_split_may_see_no_key(planned: WgpuDevice) -> None:
 def test_decoding_ignores_the_cache_beyond_its_last_token(
     shape: tuple[int, int, int, int, int], cache_len: int, window: int, device: WgpuDevice
 ) -> None:
-    """What lies there is NaN: not one bit of it may show. Against the same cache cut to its length."""
+    """The rest holds NaN, of which no bit may show. Compare with the same cache cut to its length."""
     b, t, h, g, d = shape
     x = _inputs(shape)
     rng = np.random.default_rng(1)

@@ -111,7 +111,7 @@ def test_pairs_of_subgroups_share_rows(
 
 
 def test_stored_gradients_of_scores_give_dq(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one head at a time, of all of a batch element, and of all: the same bits, whatever their memory held."""
+    """One head at a time, all of a batch element, and all give the same bits, whatever their memory held before."""
     plain, tile = matrix_device.empty, Tile(32, 32, 8, 8, 8, 4)
 
     def empty(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
@@ -143,7 +143,7 @@ def test_stored_gradients_of_scores_give_dq(matrix_device: Any, monkeypatch: pyt
 
 @pytest.mark.parametrize("width", [32, 64, 96, 128])
 def test_every_column_of_a_head_is_read(width: int) -> None:
-    """Of each tile and number of lanes. Parts of three matrices of a head of 96 once had one of them read."""
+    """Test each tile and number of lanes: of the three matrices of a head of 96, one alone was once read."""
     for kernel, tiles in attention_matrix.TILES.items():
         for lanes in LANES:
             tile_of = [replace(tile, lanes=lanes) for least, tile in tiles if least <= width]

@@ -131,7 +131,7 @@ def test_a_weight_that_is_gone_leaves_its_memory_to_none_before_the_end(device: 
 
 
 def test_a_recording_decodes_what_it_reads(device: Any, decodes: list[str]) -> None:
-    """What was decoded before it is not carried in, nor out what was decoded in it."""
+    """A weight decoded before the recording is not carried in, nor is one decoded in it carried out."""
     weight, other = weight_of(device, 1), weight_of(device, 2)
     x = device.upload(np.ones((ROWS, IN), np.float16))
     expected = device.download(device.linear_quantized(x, other))

@@ -86,7 +86,7 @@ def with_state(op: str, build: Callable[[Any], dict[str, Any]], device: Any) -> 
 
 
 def more_entries(dtype: np.dtype) -> Iterator[Entry]:
-    """What the bench has no entry for: tokens one by one, a rounded head, and casts in the other direction."""
+    """Yield entries that the bench lacks: tokens one by one, a rounded head, and casts in the other direction."""
     for one in recurrences(ONE_TOKEN, dtype):
         if one.op in ("delta_rule", "ssd"):
             yield replace(one, build=partial(with_state, one.op, one.build))

@@ -140,7 +140,7 @@ def test_variants_are_compiled_side_by_side(fresh: Any, monkeypatch: pytest.Monk
 def test_nothing_is_submitted_while_variants_are_compiled(
     fresh: Any, monkeypatch: pytest.MonkeyPatch, software: bool
 ) -> None:
-    """What is logged of one that does not compile would be raised there. And each is told of once, on both kinds."""
+    """An error logged of a variant that does not compile would be raised there. Both report each variant once."""
     done, told, compile_one, submit = list[str](), list[tuple[int, int]](), Compiler._compile, Queue.submit
 
     def compiled(self: Compiler, variant: Variant) -> Any:

@@ -128,7 +128,7 @@ def test_products_with_a_left_operand_transposed_first_are_within_the_limits(
 
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_transposing_first_changes_no_bit(trans_b: bool, tiled: Any, monkeypatch: Any) -> None:
-    """Of columns of a wider array, too."""
+    """The operand may be columns of a wider array, too."""
     names = launched(tiled, monkeypatch)
     rng = np.random.default_rng(3)
     a = tiled.upload(rng.standard_normal((70, 131)).astype(np.float32))

@@ -145,7 +145,7 @@ def test_rounded_operands_fit_a_binding(device: Any) -> None:
 
 
 def test_few_tiles_are_split(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which no result shows."""
+    """No result shows this."""
     weight, _ = weight_of("nf4", 64, 2048)
     x = device.upload(np.ones((128, 2048), F32))
     found: dict[str, Any] = {}

@@ -280,7 +280,7 @@ def test_what_is_added_is_read_ahead(
 
 
 def test_rows_of_tiles_advance_in_groups(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of nine rows of tiles, first eight and then one advance along N together."""
+    """Nine rows of tiles: first eight and then one advance along N together."""
     monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 3)
     rng = np.random.default_rng(5)
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((2, 264, 40), (2, 40, 88)))

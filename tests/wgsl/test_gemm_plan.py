@@ -118,7 +118,7 @@ def test_a_software_driver_has_its_own_tile_whatever_is_asked_for() -> None:
 
 
 def test_arrays_have_a_tile_for_33_to_64_rows() -> None:
-    """Of x Wᵀ with float16 weights, and subgroups of up to 32."""
+    """This is for x Wᵀ with float16 weights, and subgroups of up to 32."""
     few, other = FEW_ROWS_OF_ARRAYS, linear_plan((64, 4096, 4096), F16, F16, True, CORES)
     tiles = {rows: linear_plan((rows, 4096, 4096), F16, F16, False, CORES).tile for rows in (32, 33, 64, 65)}
     assert [tile == few for tile in tiles.values()] == [False, True, True, False] and other.tile != few
@@ -198,7 +198,7 @@ def test_every_invocation_reads_as_much(lanes: int, memory: int, name: str) -> N
 
 
 def test_left_operands_of_wide_matmuls_are_transposed_first() -> None:
-    """Of many columns, which gain what it takes; not so large that a step would need much more memory."""
+    """Many columns gain more than transposing costs; operands so large that a step would need much more memory stay."""
 
     def of(m: int, n: int, k: int, limits: Limits = PLAIN, layout: str = "nt", **options: Any) -> bool:
         return plan(gemm((m, n, k), (F32, F32, F32), layout, **options), limits).transposes_a

@@ -149,7 +149,7 @@ def test_elements_read_at_once() -> None:
 
 
 def test_sums_of_units_are_scaled(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few rows, by a team, where the elements are not rounded themselves."""
+    """A team multiplies few rows, where the elements are not rounded themselves."""
     device = devices["subgroups"]
     found: list[Any] = []
     launch = device.launch

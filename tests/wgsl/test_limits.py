@@ -83,7 +83,7 @@ def check(listed: list[Case], profile: Any, few_registers: bool) -> dict[str, in
 
 
 def test_newer_kernels_are_within_the_default_limits() -> None:
-    """Of DeltaNet, Mamba-2 and experts: they need no subgroups either, which no trace has."""
+    """Kernels of DeltaNet, Mamba-2 and experts need no subgroups either, which no trace has."""
     listed = [case for case in (*delta_rule.cases(F32), *ssd.cases(F32), *experts.cases(F32))]
     buffers = check(listed, PROFILES[0], few_registers=False)
     assert {"delta_rule_grads", "ssd_grads", "short_conv", "moe_weight_grad", "moe_route"} <= set(buffers)

@@ -51,7 +51,7 @@ def test_every_shape_is_within_the_limits(
 
 @pytest.mark.usefixtures("small_tiles")
 def test_one_kernel_is_within_the_limits(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of columns and of rows one after another; all others are a sweep."""
+    """Take columns and then rows; all others are a sweep."""
     case = next(case for case in CASES if case.name.startswith("gemm_tt/plain/264x136x136/float16/medium"))
     check(matrix_device, monkeypatch, case, Shape(8, 16, 16), 16)
 

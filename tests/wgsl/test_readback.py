@@ -31,7 +31,7 @@ def test_what_is_read_in_the_middle_is_there_before_the_rest_is_done(wgpu_device
 
 
 def test_it_goes_where_it_is_told_to(wgpu_device: WgpuDevice) -> None:
-    """Of an odd number of bytes too, and into no byte beside it."""
+    """Read an odd number of bytes, too, without touching any next to them."""
     for dtype in (np.float32, np.float16, np.uint8):
         host = np.arange(7).astype(dtype)
         space = np.full(9, 50, dtype)
