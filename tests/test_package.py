@@ -130,6 +130,20 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+def test_a_release_has_addresses_and_absolute_links(tmp_path: Path) -> None:
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    address = "https://example.org/some/where"
+    subprocess.run([sys.executable, ROOT / ".ci" / "release_links.py", address, "v7"], cwd=tmp_path, check=True)
+    link, here = r"\]\(([^)]+)\)", f"{address}/(blob|raw)/v7/"
+    before, after = (re.findall(link, (folder / "README.md").read_text()) for folder in (ROOT, tmp_path))
+    assert [re.sub(here, "", path) for path in after] == before and all(path.startswith("https://") for path in after)
+    assert f"{address}/raw/v7/docs/assets/run.svg" in after and f"{address}/blob/v7/CONTRIBUTING.md" in after
+    project, mine = (tomllib.loads((folder / "pyproject.toml").read_text()) for folder in (tmp_path, ROOT))
+    urls = project["project"].pop("urls")
+    assert project == mine and urls["Repository"] == address and all(url.startswith(address) for url in urls.values())
+
+
 def test_ships_every_source_file_and_nothing_else(wheel: Path) -> None:
     names = {n for n in zipfile.ZipFile(wheel).namelist() if not n.split("/")[0].endswith(".dist-info")}
     tree = {
