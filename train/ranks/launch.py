@@ -18,6 +18,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.ranks.keeper import END
 from wgrad.train.ranks.start import INSTALL, LAUNCHER, ranks_started
 from wgrad.train.terminal.interrupts import Interrupted
+from wgrad.train.terminal.output import say_ending
 
 _PR_SET_PDEATHSIG = 1
 # Signal that Open MPI forwards to the ranks; on SIGINT and SIGTERM it kills them.
@@ -97,7 +98,7 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
         return 128 + asked[0]
     if status < 0:  # the ranks have lost the terminal with it
         ended = f"mpirun was ended by signal {-status}: the ranks end too; --resume goes on from the last checkpoint"
-        print(f"wgrad: error: --ranks: {ended}", file=sys.stderr)
+        say_ending(f"--ranks: {ended}", 1)
         return 1
     if status == END:  # the watchdog of a rank has ended it while MPI was starting, and printed why
         return 1
