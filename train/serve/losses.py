@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Mapping
 
 from wgrad.device.errors import DeviceLost
-from wgrad.device.lost import lost_in
 from wgrad.train.model.model import Model
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
@@ -25,9 +24,11 @@ class Losses:
 
     def loaded(self, load: Callable[[], Mapping[str, Model]]) -> Mapping[str, Model]:
         """Load the models for the first time. Raises DeviceLost as `recover` does."""
-        models = list[Mapping[str, Model]]()
-        lost = lost_in(lambda: models.append(load()))
-        return self.recover(one_line(lost)) if lost else models[0]
+        try:
+            return load()
+        except DeviceLost as error:
+            reason = one_line(error)
+        return self.recover(reason)
 
     def answered(self) -> None:
         """Note that an answer was completed."""
