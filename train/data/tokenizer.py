@@ -27,9 +27,9 @@ from wgrad.train.data.tokenizer_files import (
 from wgrad.train.data.tokenizer_trial import BATCH_SECONDS, in_time
 from wgrad.train.files.decode import FETCH
 from wgrad.train.files.input_files import exists
+from wgrad.train.model.config_file import MOST_IDS
 
 GENERATION_FILE = "generation_config.json"
-_MOST_IDS = 1 << 24  # the largest vocab_size of a config.json
 TOKENS, TEMPLATE = "tokens", "chat template"  # parts in which tokenizers may differ
 _PROBE = " A wise son, na\u00efve in 1867;\n\tx  (\u77e5)"
 _MARK = "wgradAnswer"  # an assistant's turn, to find the text after it
@@ -382,10 +382,10 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         raise WgradError(f"--model: {folder} has no tokenizer.json: copy the tokenizer's files next to the weights")
     backend, config, has_known_cost = read_backend(folder)
     tokenizer = Tokenizer(backend, config, read_templates(folder, config), str(folder), has_known_cost)
-    if tokenizer.vocab_size > _MOST_IDS:
+    if tokenizer.vocab_size > MOST_IDS:
         raise WgradError(
             f"--model: {folder / 'tokenizer.json'}: the vocabulary has a token with the id {tokenizer.vocab_size - 1}, "
-            f"and ids end at {_MOST_IDS - 1}: {FETCH}"
+            f"and ids end at {MOST_IDS - 1}: {FETCH}"
         )
     tokenizer.ends |= ends_of(folder)
     return tokenizer

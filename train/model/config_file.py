@@ -15,7 +15,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, show
 
 Width = Annotated[int, Meta(ge=1, le=1 << 22)]
-Vocabulary = Annotated[int, Meta(ge=1, le=1 << 24)]
+MOST_IDS = 1 << 24
+Vocabulary = Annotated[int, Meta(ge=1, le=MOST_IDS)]
 Count = Annotated[int, Meta(ge=1, le=1 << 12)]
 Positions = Annotated[int, Meta(ge=1, le=1 << 31)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
