@@ -17,6 +17,7 @@ import wgrad
 from wgrad.autograd.bench import timing
 from wgrad.autograd.bench.entry import Entry
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.child import Silent
 from wgrad.device.roof import Expectation
 from wgrad.train.commands import cli, code_version, report_gpu, report_parts, report_run
 from wgrad.train.commands.report_gpu import _run_part, _text, summary, take, where_to_send
@@ -48,6 +49,8 @@ def test_a_report_has_the_settings_of_drivers_and_no_secrets(monkeypatch: pytest
         "HSA_OVERRIDE_GFX_VERSION": "11.0.0", "MESA_DEBUG": "x" * 300, "RADV_PERFTEST": "cswave32",
         "VK_DRIVER_FILES": "~/icd.json", "WGRAD_HIP_GRAPHS": "0",
     }  # fmt: skip
+    monkeypatch.setattr("os.path.expanduser", lambda path: "/")  # as in some containers
+    assert report_gpu._settings({"VK_DRIVER_FILES": "/etc/icd.json"}) == {"VK_DRIVER_FILES": "/etc/icd.json"}
 
 
 def test_a_report_tells_sources_by_their_names_and_texts(tmp_path: Path) -> None:
@@ -279,6 +282,23 @@ def test_a_part_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, (1,), "time.sleep(60)")
     monkeypatch.setattr(report_gpu, "SILENCE", 1.0)
     assert part_of("rates")["state"] == "hung: no answer for 1 s at case 1"
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("device", 180), ("self-test", 180), ("fine-tune", 1200)])
+@pytest.mark.parametrize("speaks", [False, True])
+def test_a_fine_tune_may_be_silent_for_longer(
+    name: str, seconds: int, speaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its first line, and between its last one and its end."""
+
+    def silent(limit: float) -> Any:
+        assert limit == seconds
+        raise Silent
+
+    line = (lambda limit: None) if speaks else silent
+    child = SimpleNamespace(line=line, status=silent, end=lambda: None, errors=[])
+    monkeypatch.setattr(report_gpu, "Child", lambda *_: child)
+    assert part_of(name)["state"] == f"hung: no answer for {seconds} s"
 
 
 def test_a_part_runs_in_a_process_of_its_own() -> None:

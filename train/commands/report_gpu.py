@@ -172,7 +172,8 @@ def _settings(environment: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name, value in sorted(environment.items()):
         if name.startswith(_SETTINGS) and not re.search("KEY|TOKEN|SECRET|PASSWORD", name):
-            found[name] = value.replace(home, "~")[:_LONGEST_SETTING] if len(home) > 1 else value[:_LONGEST_SETTING]
+            shown = value.replace(home, "~") if len(home) > 1 else value
+            found[name] = shown[:_LONGEST_SETTING]
     return found
 
 
