@@ -130,7 +130,7 @@ def test_a_turn_is_answered_again_after_a_loss(
 ) -> None:
     """On the device that was opened again, and with the turns before. A second loss within a turn ends the chat."""
     front, generate, load, calls = Front(reopens=reopens), chat_command.text_ids, chat_command._load, Counter[str]()
-    models = list[weakref.ref[Any]]()
+    models, devices = list[weakref.ref[Any]](), list[weakref.ref[Any]]()
 
     def losing(of: Any, prompt: Any, *rest: Any) -> Iterator[int]:
         calls["all"] += 1
@@ -144,6 +144,8 @@ def test_a_turn_is_answered_again_after_a_loss(
         assert not any(old() for old in models)
         found = load(opened)
         models.extend(map(weakref.ref, found.values()))
+        devices.append(weakref.ref(opened.device))
+        assert sum(device() is not None for device in devices) <= 2  # this one, and the one before
         return found
 
     first = talk(b"Hear, my son\n", "--model", model)[1]
@@ -160,6 +162,26 @@ def test_a_turn_is_answered_again_after_a_loss(
         assert status == 0 and first in out and out.endswith(second) and len(out) > len(first + second)
     else:
         assert status == 2 and err.splitlines()[-1] == "wgrad: error: the device was lost while reading"
+
+
+def test_after_a_loss_each_conversation_has_its_own_model_again(
+    talk: Any, model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, generate, calls = Front(), chat_command.text_ids, list[Any]()
+
+    def losing(*given: Any) -> Iterator[int]:
+        calls.append(given)
+        if len(calls) == 2:
+            given[0].device.lost = True
+            raise DeviceLost("the device was lost while reading")
+        yield from generate(*given)
+
+    words = ["--adapter", adapter, "--compare"]
+    whole = talk(b"Hear, my son\n", *words)[1]
+    monkeypatch.setattr(open_model, "select_device", lambda *_, **__: front.device())
+    monkeypatch.setattr(chat_command, "text_ids", losing)
+    status, out, _ = talk(b"Hear, my son\n", *words)
+    assert status == 0 and out.endswith(whole) and front.shares == [1]
 
 
 def test_what_cannot_be_answered_is_said_and_the_talk_goes_on(talk: Any, model: Path, adapter: Path) -> None:
