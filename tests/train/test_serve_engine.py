@@ -472,6 +472,18 @@ def test_a_device_that_is_lost_before_the_first_request_is_opened_again(
     assert text(jobs)
 
 
+def test_a_device_that_is_lost_while_models_are_loaded_may_not_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any) -> Any:
+        raise DeviceLost("the device was lost")
+
+    front = Front(reopens=False)
+    opened = replace(open_model(ServeConfig(model=str(BASE), device="cpu", context=64)), device=front.device())
+    monkeypatch.setattr(serve_command, "build_text_models", lost)
+    with pytest.raises(DeviceLost, match=r"^the device was lost\. Start the server again$"):
+        load(opened, {})
+    assert front.shares == []
+
+
 def test_a_signal_while_the_web_server_ends_does_not_take_its_socket_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would print a traceback."""
     listening = listen(resolve("127.0.0.1", 0))
@@ -481,8 +493,8 @@ def test_a_signal_while_the_web_server_ends_does_not_take_its_socket_away(monkey
     join, open_then = server._thread.join, list[bool]()
 
     def interrupted(seconds: float) -> None:
-        if not open_then:
-            open_then.append(listening.fileno() >= 0)
+        open_then.append(listening.fileno() >= 0)
+        if len(open_then) == 1:
             raise KeyboardInterrupt
         join(seconds)
 
@@ -490,7 +502,7 @@ def test_a_signal_while_the_web_server_ends_does_not_take_its_socket_away(monkey
     with pytest.raises(KeyboardInterrupt):
         server.stop()
     assert server._server.force_exit and not server._thread.is_alive()
-    assert open_then == [True] and listening.fileno() < 0
+    assert open_then == [True, True] and listening.fileno() < 0
 
 
 def test_an_error_within_a_stream_is_its_last_event(waiting: Client, monkeypatch: pytest.MonkeyPatch) -> None:
