@@ -6,7 +6,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import cache
 from math import prod
 from queue import SimpleQueue
@@ -85,7 +84,7 @@ def host_matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     threads = matmul_threads()
     # Most matmuls are too small to cut, and found so without their shapes.
     if threads < 2 or max(a.size * b.shape[-1], b.size * a.shape[-2]) < 2 * _PIECE:
-        with one_blas_thread() if threads else nullcontext():
+        with one_blas_thread():
             whole: np.ndarray = np.matmul(a, b)
         return whole
     leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
