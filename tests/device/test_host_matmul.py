@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,12 @@ def test_operators_compute_with_one_thread_of_blas_and_restore_the_number(blas: 
     assert (numbers, blas.threads) == ([1, 1, 1], 6)
 
 
+def test_number_of_threads_is_restored_after_an_error(blas: FakeBlas) -> None:
+    with pytest.raises(MemoryError), openblas.one_blas_thread():
+        raise MemoryError
+    assert blas.threads == 6
+
+
 def test_number_of_threads_is_restored_by_the_last_of_two_threads(blas: FakeBlas) -> None:
     inside, leave = threading.Event(), threading.Event()
 
@@ -119,6 +126,7 @@ def test_number_of_threads_is_restored_by_the_last_of_two_threads(blas: FakeBlas
         ((85, 550), (550, 322), "b"),
         ((3, 3, 45, 64), (3, 1, 64, 510), ""),
         ((3, 301, 131), (131, 257), ""),
+        ((45, 64), (9, 64, 510), ""),
         ((2, 2, 129, 250), (2, 1, 250, 131), "b"),
         ((2, 1, 3, 121, 250), (1, 2, 1, 250, 131), ""),
     ],
@@ -147,6 +155,77 @@ def test_matmul_cut_into_pieces_equals_numpys(
     assert np.array_equal(cut, host_matmul.host_matmul(a, b))
 
 
+def test_pieces_are_computed_in_several_threads_with_one_of_blas_each(
+    blas: FakeBlas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, plain, seen = threading.Barrier(2, timeout=10), np.matmul, list[int]()
+
+    def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        seen.append(blas.threads)
+        if out is not None:
+            both.wait()  # for the other thread
+        return plain(a, b, out=out)
+
+    monkeypatch.setattr(host_matmul, "matmul_threads", lambda: 2)
+    monkeypatch.setattr(host_matmul.np, "matmul", matmul)
+    a = np.ones((300, 250))
+    found = host_matmul.host_matmul(a, a.T)
+    assert found.dtype == np.float64 and (found == 250).all()
+    host_matmul.host_matmul(a[:7], a.T)  # too small to cut
+    assert (seen, blas.threads) == ([1, 1, 1], 6)
+
+
+@pytest.mark.parametrize(
+    "left, right, most, sizes",
+    [
+        ((333, 421), (421, 189), 3, [(112, 189), (112, 189), (109, 189)]),  # the longer axis, in multiples of 16
+        ((47, 612), (612, 575), 3, [(47, 192), (47, 192), (47, 191)]),
+        ((300, 100), (100, 200), 9, [(144, 200), (156, 200)]),  # of enough work
+        ((90, 90_000), (90_000, 70), 9, [(48, 70), (42, 70)]),  # not too short
+        ((7, 200, 100), (100, 160), 3, [(2, 200, 160), (2, 200, 160), (3, 200, 160)]),
+        ((2, 200, 100), (100, 160), 9, [(1, 200, 160)] * 2),
+        ((9, 60, 100), (100, 80), 9, [(4, 60, 80), (5, 60, 80)]),
+        ((2, 2, 99, 256), (256, 300), 3, [(99, 300)] * 4),
+    ],
+)
+def test_a_matmul_is_cut_by_matrices_or_by_its_longer_axis(
+    left: tuple[int, ...], right: tuple[int, ...], most: int, sizes: list[tuple[int, ...]]
+) -> None:
+    y = np.empty((*left[:-1], right[-1]))
+    pieces = host_matmul._pieces(np.empty(left), np.empty(right), y, most)
+    assert [out.shape for *_, out in pieces] == sizes
+
+
+def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[int]()
+
+    class Helpers(host_matmul._Helpers):
+        def __init__(self, count: int) -> None:
+            started.append(count)
+
+        def compute(self, pieces: list[host_matmul._Piece]) -> None:
+            pass
+
+    monkeypatch.setattr(host_matmul, "_Helpers", Helpers)
+    monkeypatch.setattr(host_matmul, "matmul_threads", lambda: 3)
+    a = np.ones((300, 300), np.float32)
+    for process in (-1, -1, -2):
+        monkeypatch.setattr(host_matmul.os, "getpid", lambda process=process: process)
+        host_matmul.host_matmul(a, a)
+    assert started == [2, 2]
+    host_matmul._helpers.cache_clear()
+
+
+def test_helping_threads_do_not_warn_about_infinity() -> None:
+    a, out = np.full((40, 40), 3e38, np.float32), np.empty((40, 40), np.float32)
+    helpers, job = host_matmul._Helpers(1), host_matmul._Job([(a, a, out)])
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        helpers._jobs.put(job)
+        job.wait()
+    assert np.isinf(out).all()
+
+
 def test_error_of_a_helping_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
         raise MemoryError("no room for a piece")
@@ -166,6 +245,20 @@ def test_another_blas_keeps_its_own_threads(monkeypatch: pytest.MonkeyPatch) -> 
         assert (host_matmul.host_matmul(a, a) == 300).all()
     finally:
         openblas.matmul_threads.cache_clear()
+
+
+def test_a_library_that_is_loaded_is_preferred_to_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (package := tmp_path / "numpy").mkdir()
+    (folder := tmp_path / "numpy.libs").mkdir()
+    (file := folder / "libscipy_openblas64_-1.so").touch()
+    monkeypatch.setattr(openblas.np, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(openblas, "_MAPS", tmp_path / "maps")
+    assert openblas._libraries() == [file]
+    line = "7f00-7f01 r--p 0000 08:01 77   {}\n"
+    openblas._MAPS.write_text(line.format("/lib/libc.so.6"))
+    assert openblas._libraries() == [file]
+    openblas._MAPS.write_text(line.format("/lib/libopenblas.so.0") * 2 + line.format("/lib/libc.so.6"))
+    assert openblas._libraries() == [Path("/lib/libopenblas.so.0")]
 
 
 def test_openblas_of_numpy_is_found() -> None:
