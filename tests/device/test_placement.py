@@ -168,6 +168,24 @@ def test_a_dry_run_repeats_what_was_rehearsed(limit: int) -> None:
     assert pools[0] == pools[1]
 
 
+def test_a_pool_returns_to_a_state_within_a_recording() -> None:
+    def contents() -> dict[str, Any]:
+        placed: Any = pool._placed
+        values = {**vars(pool), **vars(placed), "_placed": None}
+        return {name: copy(value) if isinstance(value, list | set | dict) else value for name, value in values.items()}
+
+    pool = Made()
+    record(pool, [("earlier", 2), ("earlier", 0)], None)
+    rehearsal = rehearse(pool, [*PHASES, ("e", 2), ("e", 0)])
+    pool.begin_capture(rehearsal)
+    kept = [pool.allocate(16 * KIB)]
+    state, before = pool.state(), contents()
+    kept += [pool.allocate(kib * KIB) for kib in (8, 8, 4, 2)]
+    assert before["_scratch"] and not pool._scratch
+    pool.restore(state)
+    assert contents() == before
+
+
 def test_what_lives_longer_than_it_did_keeps_its_memory() -> None:
     """The placement has its block for another: that goes elsewhere."""
     pool = Made()
