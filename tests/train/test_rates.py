@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -20,16 +20,24 @@ _IDLE, _WARM_AFTER = 0.17, 0.3  # clock of an idle GPU over its highest; seconds
 _COMPILES, _WAITS, _OTHERS = 0.8, 2e-4, 0.03  # seconds; the last: for another program, in every third wait
 
 
+@dataclass(eq=False)
+class Memory:
+    shape: tuple[int, ...]
+    nbytes: int
+
+
 class Gpu:
     """A GPU with a clock of its own. Its rates rise with work, and fall while it idles as kernels compile."""
 
     fastest_compute, shared_memory, host_buffers = "float16", False, True
+    others = _OTHERS
 
     def __init__(self, peak: Rates, memory: float = math.inf) -> None:
         self.peak, self.facts, self.description = peak, {"type": "DiscreteGPU"}, "a GPU"
         self.now = self._queued = self._busy = 0.0
         self._memory, self._known = memory, set[str]()
         self.calls, self.trimmed, self._waits = list[tuple[str, float]](), 0, 0
+        self._arrays = WeakSet[Memory]()
         self.factor = lambda busy: min(1.0, _IDLE + (1 - _IDLE) * busy / _WARM_AFTER)
 
     def dry_run(self) -> Any:
@@ -39,7 +47,9 @@ class Gpu:
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if nbytes > self._memory:
             raise OutOfMemory("no memory")
-        return SimpleNamespace(shape=shape, nbytes=nbytes)
+        array = Memory(shape, nbytes)
+        self._arrays.add(array)
+        return array
 
     empty_host = zeros
 
@@ -60,6 +70,7 @@ class Gpu:
 
     def attention(self, q: Any, k: Any, v: Any, *_: Any, scale: float) -> tuple[None, None]:
         batch, tokens, heads, width = q.shape
+        assert k.shape == v.shape == (batch, tokens, k.shape[2], width) and k.shape[2] < heads
         self._work("attention", 2.0 * batch * tokens * tokens * heads * width / self.peak.attention)
         return None, None
 
@@ -75,10 +86,11 @@ class Gpu:
 
     def synchronize(self) -> None:
         self._waits += 1
-        self.now += self._queued + _WAITS + _OTHERS * (self._waits % 3 == 0)
+        self.now += self._queued + _WAITS + self.others * (self._waits % 3 == 0)
         self._queued = 0.0
 
     def trim(self) -> int:
+        assert not self._arrays  # else their memory stays
         self.trimmed += 1
         return 0
 
@@ -102,14 +114,40 @@ def test_the_rates_of_a_gpu_that_idled_are_those_of_its_full_clock(
     assert gpu.now - len(gpu._known) * _COMPILES < seconds and gpu.trimmed == 1
 
 
+@pytest.mark.parametrize(
+    "idle, warm, seconds",
+    [(0.0, 0.1, 2.6), (0.5, 0.5, 2.8), (0.0, 0.9, 3.0)],  # of work at the lowest clock, and until the highest
+    ids=["soon", "at once but late", "slowly"],
+)
+def test_a_warm_up_lasts_until_the_clock_no_longer_rises(
+    idle: float, warm: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(Rates())
+    gpu.others = 0.0
+    gpu.factor = lambda busy: 1.0 if busy >= warm else _IDLE + (1 - _IDLE) * max(busy - idle, 0.0) / warm
+    assert of_peak(measured(gpu, monkeypatch), gpu) == pytest.approx([1.0] * 4, rel=0.03)
+    assert gpu.now - len(gpu._known) * _COMPILES < seconds
+
+
 def test_a_gpu_gets_work_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large GPU has calls that fill it, a slow one none that take long."""
     large, slow = Gpu(Rates()), Gpu(Rates(5e10, 2e10, 1e10, 2e9))
+    large.others = 0.0  # a wait would make a short call long
     for gpu in (large, slow):
         measured(gpu, monkeypatch)
     for name in ("gemm", "attention_backward"):
-        assert max(seconds for called, seconds in large.calls if called == name) > 1.5e-3, name
+        assert [seconds for called, seconds in large.calls if called == name][-1] > 1.5e-3, name
     assert max(seconds for _, seconds in slow.calls) < 2.0 and slow.now < 10
+
+
+@pytest.mark.parametrize("name, value", [("shared_memory", True), ("host_buffers", False)])
+def test_what_cannot_be_copied_to_the_host_is_not_measured(
+    name: str, value: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(Rates())
+    setattr(gpu, name, value)
+    found = measured(gpu, monkeypatch)
+    assert found.link == found.memory and "transfer" not in gpu._known
 
 
 def test_a_clock_that_never_settles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +187,41 @@ def test_rates_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     gpu: Any = Gpu(Rates())
     assert rates_of(gpu, "float16") == Rates() == rates_of(gpu, "float16") and calls == [np.float16]
     (file,) = (tmp_path / "rates").iterdir()
-    for text in ("[", '{"matmul": 0.0}', '{"matmul": 1e300, "attention": 1.0, "memory": 1.0, "link": 1.0}'):
+    whole = '{"matmul": %s, "attention": 1.0, "memory": 1.0, "link": 1.0}'
+    for text in ("[", '{"matmul": 0.0}', whole % "1e300", whole % "true", whole % "-1.0"):
         file.write_text(text)
         assert rates_of(gpu, "float16") == Rates() and calls.pop() == np.float16
     monkeypatch.setattr(rates, "_FORMAT", rates._FORMAT - 1)
     assert rates_of(gpu, "float16") == Rates() and len(calls) == 2
-    gpu.facts = {"type": "CPU"}
-    assert rates_of(gpu, "float16") is None and rates_of(ReferenceDevice(), "float32") is None
+    for kind in ("CPU", "elsewhere"):
+        gpu.facts = {"type": kind}
+        assert rates_of(gpu, "float16") is None and rates_of(ReferenceDevice(), "float32") is None
+
+
+def test_each_gpu_and_dtype_has_rates_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rates, "cache_folder", lambda name: tmp_path / name)
+    gpu: Any = Gpu(Rates())
+    found = [Rates(matmul=float(number)) for number in range(1, 5)]
+    measurements = iter(found)
+    monkeypatch.setattr(rates, "_measured", lambda device, dtype: next(measurements))
+    seen = [rates_of(gpu, "float16"), rates_of(gpu, "float32")]
+    for name, value in (("description", "another GPU"), ("fastest_compute", "float32")):
+        monkeypatch.setattr(gpu, name, value)
+        seen.append(rates_of(gpu, "float16"))
+    assert seen == found
+
+
+def test_rates_that_cannot_be_measured_or_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def keep(file: Path, content: bytes) -> None:
+        raise PermissionError
+
+    def fail(device: Any, dtype: np.dtype) -> Rates:
+        raise OutOfMemory("no memory")
+
+    monkeypatch.setattr(rates, "cache_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(rates, "keep", keep)
+    monkeypatch.setattr(rates, "_measured", lambda device, dtype: Rates())
+    gpu: Any = Gpu(Rates())
+    assert rates_of(gpu, "float16") == Rates()
+    monkeypatch.setattr(rates, "_measured", fail)
+    assert rates_of(gpu, "float16") is None
