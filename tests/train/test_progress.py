@@ -6,12 +6,16 @@ import io
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.option_text import size
+from wgrad.train.plan.settle import settle
+from wgrad.train.run.session import open_session
 from wgrad.train.terminal.output import Output
 from wgrad.train.terminal.progress import QUIET_SECONDS, Display, TrainingProgress, duration, frame
 
@@ -98,6 +102,23 @@ def test_a_long_phase_says_how_far_it_is_and_a_short_one_nothing() -> None:
             display.time.now += 1.0
     at = {5: "0:36", 15: "0:26", 25: "0:16"}
     assert display.lines == [f"compiling  {done}/41 shaders  left {left}" for done, left in at.items()]
+
+
+def test_a_run_shows_that_it_plans(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measuring a GPU's rates and trying settings takes seconds."""
+
+    def slow(*args: Any, **options: Any) -> Any:
+        display.time.now += QUIET_SECONDS
+        display.tick()
+        return settle(*args, **options)
+
+    display = Plain()
+    monkeypatch.setattr("wgrad.train.run.session.settle", slow)
+    options: dict[str, Any] = {"model": str(make_checkpoint()), "data": (str(text_data),), "out": str(tmp_path / "out")}
+    open_session(FinetuneConfig(**options, device="cpu"), display=display)
+    assert [line for line in display.lines if line.startswith("planning")] == ["planning  0:10"]
 
 
 def test_a_phase_inside_another_is_shown_and_then_the_other_again() -> None:

@@ -115,7 +115,8 @@ def open_session(
     prompts = _sample_prompts(config, data, tokenizer, model_config)
     rows, room = replace(config, max_length=row_tokens), room_of(config, device)
     fit = Fit(rows, model_config, folder, device, max(map(len, prompts)), room.limit or 0, world.local_size)
-    chosen = settle(config, fit, room, world, pinned=resumed, before=before)
+    with display.phase("planning"):
+        chosen = settle(config, fit, room, world, pinned=resumed, before=before)
     if chosen.limit is not None:
         device.limit_memory(chosen.limit)
     config = chosen.config
