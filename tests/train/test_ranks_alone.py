@@ -196,24 +196,54 @@ def test_what_is_known_of_the_ranks_that_are_left_stays_known() -> None:
     assert shares.sizes == [6, 2]
 
 
+def checks_until_it_ends(monkeypatch: pytest.MonkeyPatch, alive: set[int], *given: float) -> float:
+    """Run the watchdog of a rank that it ends, where these ranks are alive. Return how many checks that took."""
+    clock, ended = itertools.count(step=keeper.EVERY), list[int]()
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper.select, "select", lambda *_: [[]])
+        patch.setattr(keeper.time, "monotonic", lambda: next(clock))
+        patch.setattr(keeper, "launcher_of", lambda _: 1 << 30)
+        patch.setattr(keeper, "ranks_of", lambda _: alive)
+        patch.setattr(keeper.os, "kill", lambda pid, number: ended.append(number))
+        keeper.main(*given)  # type: ignore[arg-type]
+    assert ended == [keeper.END]
+    return next(clock) / keeper.EVERY - 1
+
+
 def test_a_rank_that_ended_is_named_by_the_rank_that_acts_first(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The launcher ends the others with it, so a lowest rank that is late could not name it any more."""
     checks = {}
     for rank in (1, 2):
-        clock, ended = itertools.count(step=keeper.EVERY), list[int]()
-        with monkeypatch.context() as patch:
-            patch.setattr(keeper.select, "select", lambda *_: [[]])
-            patch.setattr(keeper.time, "monotonic", lambda: next(clock))  # noqa: B023
-            patch.setattr(keeper, "launcher_of", lambda _: 1 << 30)
-            patch.setattr(keeper, "ranks_of", lambda _: {1, 2})
-            patch.setattr(keeper.os, "kill", lambda pid, number: ended.append(number))  # noqa: B023
-            keeper.main(rank, 3, 3, 60)
-        assert ended == [keeper.END]
+        checks[rank] = checks_until_it_ends(monkeypatch, {1, 2}, rank, 3, 3, 60)
         assert capfd.readouterr().err.startswith("wgrad: error: rank 0 ended while MPI was starting: ")
-        checks[rank] = next(clock) / keeper.EVERY
-    assert checks[2] - checks[1] == 2
+    settled = keeper.SETTLED / keeper.EVERY
+    assert checks == {1: settled + 1, 2: settled + 3}  # the first of them sees it twice
+
+
+@pytest.mark.parametrize(
+    ("alive", "rank", "here", "size", "said"),
+    [
+        ({2}, 2, 3, 3, "ranks 0, 1 ended while MPI was starting: "),
+        ({3}, 3, 2, 4, "a rank of this host ended while MPI was starting: "),
+        ({2, 3}, 3, 2, 4, "rank 3 has not found the others within 5 s: "),
+        (set(), 1, 1, 2, "rank 1 has not found the others within 5 s: "),
+        ({0}, 1, 2, 2, "rank 1 has not found the others within 5 s: "),  # /proc does not show this one
+    ],
+)
+def test_a_watchdog_tells_why_it_ends_its_rank(
+    alive: set[int],
+    rank: int,
+    here: int,
+    size: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    checks = checks_until_it_ends(monkeypatch, alive, rank, here, size, 5)
+    assert capfd.readouterr().err.startswith(f"wgrad: error: {said}")
+    assert checks == (keeper.SETTLED / keeper.EVERY + 1 if "ended" in said else 5 / keeper.EVERY + 1)
 
 
 def test_ranks_that_the_first_one_takes_along_are_not_named(
