@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,13 @@ from wgrad.device.roof import Expectation
 from wgrad.train.commands import cli, code_version, report_gpu, report_parts, report_run
 from wgrad.train.commands.report_gpu import _run_part, _text, summary, take, where_to_send
 from wgrad.train.commands.report_parts import by_turns, cpu_rates, describe_device, finite, in_order, rates, self_test
+
+
+def fails_with(error: Exception) -> Callable[..., Any]:
+    def fail(*given: Any, **options: Any) -> Any:
+        raise error
+
+    return fail
 
 
 def gathered(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
@@ -42,6 +51,7 @@ def test_a_report_has_the_settings_of_drivers_and_no_secrets(monkeypatch: pytest
     monkeypatch.setattr("os.path.expanduser", lambda path: "/home/ada")
     given = {
         "WGRAD_API_KEY": "secret", "WGRAD_HIP_GRAPHS": "0", "HIP_TOKEN": "x", "PATH": "/bin",
+        "WGPU_SECRET": "x", "GPU_PASSWORD": "x",
         "RADV_PERFTEST": "cswave32", "VK_DRIVER_FILES": "/home/ada/icd.json", "HSA_OVERRIDE_GFX_VERSION": "11.0.0",
         "MESA_DEBUG": "x" * 1000,
     }  # fmt: skip
@@ -53,7 +63,16 @@ def test_a_report_has_the_settings_of_drivers_and_no_secrets(monkeypatch: pytest
     assert report_gpu._settings({"VK_DRIVER_FILES": "/etc/icd.json"}) == {"VK_DRIVER_FILES": "/etc/icd.json"}
 
 
-def test_a_report_tells_sources_by_their_names_and_texts(tmp_path: Path) -> None:
+def test_a_report_names_the_distribution_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESA_DEBUG", "silent")
+    missing = fails_with(OSError("no os-release"))
+    for release, name in ((lambda: {"PRETTY_NAME": "Debian 13"}, "Debian 13"), (dict, ""), (missing, "")):
+        monkeypatch.setattr(report_gpu.platform, "freedesktop_os_release", release)
+        system = report_gpu._system()
+        assert system["distribution"] == name and system["environment"]["MESA_DEBUG"] == "silent"
+
+
+def test_a_report_tells_sources_by_their_names_and_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled files and line ends do not count. A folder behind a link does, as in a checkout."""
     linked, package = tmp_path / "wgsl", tmp_path / "package"
     linked.mkdir()
@@ -69,6 +88,17 @@ def test_a_report_tells_sources_by_their_names_and_texts(tmp_path: Path) -> None
     assert len(seen) == 2 and all(re.fullmatch("[0-9a-f]{16}", digest) for digest in seen)
     shader.rename(linked / "copy.wgsl")
     assert code_version.sources_digest(package) not in seen
+    for name in ("a.py", "gemm.hip", "tile.hpp", "tables.json"):
+        seen.add(code_version.sources_digest(package))
+        (package / name).touch()
+        assert code_version.sources_digest(package) not in seen
+    digest, walk = code_version.sources_digest(package), os.walk
+
+    def backwards(*given: Any, **options: Any) -> Any:
+        return [(at, folders, names[::-1]) for at, folders, names in walk(*given, **options)][::-1]
+
+    monkeypatch.setattr(code_version.os, "walk", backwards)  # as another file system may list them
+    assert code_version.sources_digest(package) == digest
 
 
 def test_a_report_tells_the_commit_of_a_checkout_or_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +120,12 @@ def test_a_report_tells_the_commit_of_a_checkout_or_of_pip(tmp_path: Path, monke
         assert code_version.code_version(package)["commit"] == head
     texts[0] = '{"url": "https://x.org", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}'
     assert code_version.code_version(package)["commit"] == "c0ffee"
+    for error in (FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)):
+        with monkeypatch.context() as patch:
+            patch.setattr(code_version.metadata, "distribution", fails_with(metadata.PackageNotFoundError("wgrad")))
+            assert code_version.code_version(package)["commit"] == head
+            patch.setattr(code_version.subprocess, "run", fails_with(error))
+            assert code_version.code_version(package)["commit"] == ""
 
 
 # ---- the parts -----------------------------------------------------------------------------------
