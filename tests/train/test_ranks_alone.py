@@ -273,3 +273,32 @@ def test_a_launcher_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch, caps
         patch.setattr(sys, "stderr", closed := io.StringIO())
         closed.close()
         assert launch.launch(2, []) == 1  # whatever the terminal takes
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+def test_ranks_share_the_cores_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = [sys.executable, "-S", "-c", "import os, sys; sys.exit(int(os.environ['OMP_NUM_THREADS']))"]
+    monkeypatch.setattr(launch, "command", lambda ranks, arguments: count)
+    monkeypatch.setattr(launch, "usable_cores", lambda: 7)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [launch.launch(ranks, []) for ranks in (2, 9)] == [3, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert launch.launch(2, []) == 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no watchdog")
+def test_a_watchdog_knows_the_ranks_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started(Exception):
+        pass
+
+    def popen(command: list[str], **_: Any) -> Any:
+        raise Started(command)
+
+    for name, value in (("RANK", "3"), ("LOCAL_SIZE", "2")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.delenv(start.LAUNCHER, raising=False)
+    monkeypatch.setattr(start.subprocess, "Popen", popen)
+    with pytest.raises(Started) as caught, start._kept(4):
+        pass
+    (command,) = caught.value.args
+    assert command[-5:] == [keeper.__file__, "3", "2", "4", str(start.START_LIMIT)]
