@@ -164,6 +164,8 @@ def test_a_device_that_does_not_open_again_ends_the_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(LossyDevice, "reopen", reopen)
+        assert runs.run(monkeypatch, [calls // 30])[0] == 2
+        assert capsys.readouterr().err.endswith(": its driver hangs; no checkpoint was saved\n")
         status, out, _ = runs.run(monkeypatch, [calls // 2])
     said = capsys.readouterr().err
     assert status == 2 and "Traceback" not in said

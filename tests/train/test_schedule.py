@@ -72,3 +72,5 @@ def test_a_run_says_when_its_data_make_too_few_steps(
         open_session(FinetuneConfig(**{**options, "device": "cpu", "eval_fraction": 0, **more}))
         (note,) = [line for line in capsys.readouterr().out.splitlines() if "has only" in line] or [""]
         assert said in note and bool(said) == bool(note)
+    open_session(FinetuneConfig(**options, device="cpu", eval_fraction=0, max_steps=2, warmup_steps=3))
+    assert "note: --warmup-steps 3 is more than the 2 steps of the run" in capsys.readouterr().out
