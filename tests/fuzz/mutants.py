@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import decimal
+import gc
+import io
+import locale
+import logging
 import mmap
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -73,9 +83,46 @@ def _leave_a_process(argv: list[str]) -> int:
 
 
 def _leave_changed(argv: list[str]) -> int:
+    """Change all that leftovers.py compares, in the order of `_LEFT`."""
+    np.seterrcall(print)
+    np.seterr(all="ignore")
+    np.set_printoptions(precision=3)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    decimal.getcontext().prec = 7
+    os.dup(0)
+    sys.set_int_max_str_digits(5000)
+    tempfile.tempdir = "/nowhere"
+    gc.set_threshold(7)
+    locale.setlocale(locale.LC_NUMERIC, "C.UTF-8")
+    logging.getLogger("left").setLevel(7)
+    logging.disable(7)
+    sys.setrecursionlimit(1234)
+    warnings.showwarning = print  # type: ignore[assignment]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    socket.setdefaulttimeout(7.0)
+    sys.breakpointhook = sys.displayhook = sys.excepthook = sys.unraisablehook = print  # type: ignore[assignment]
+    sys.meta_path.append(sys.meta_path[0])
+    sys.path.append("/nowhere")
+    sys.stdin, sys.stdout = io.StringIO(), io.StringIO()
+    threading.Thread(target=threading.Event().wait, name="left", daemon=True).start()
+    threading.excepthook = print
+    signal.setitimer(signal.ITIMER_REAL, 500)
+    sys.setprofile(lambda *_: None)
+    os.umask(0o7)
     os.environ["LEFT"] = "1"
+    signal.set_wakeup_fd(socket.socket().detach())
+    warnings.simplefilter("error")
+    os.chdir("/")
     return 0
+
+
+_LEFT = (
+    "NumPy's call", "NumPy's errors", "NumPy's printing", "RLIMIT_NOFILE", "decimal", r"descriptor \d+", "digits",
+    "folder of tempfile", "garbage collector", "locale", "logger 'left'", "logging", "recursion limit", "showwarning",
+    "signal 15", "socket's timeout", "sys.breakpointhook", "sys.displayhook", "sys.excepthook", "sys.meta_path",
+    "sys.path", "sys.stdin", "sys.stdout", "sys.unraisablehook", "thread left", "threading.excepthook", "timer",
+    "tracing", "umask", "variable LEFT", "wake-up descriptor", "warnings' filters", "working folder",
+)  # fmt: skip
 
 
 MUTANTS: dict[str, tuple[Main, str]] = {
@@ -95,7 +142,7 @@ MUTANTS: dict[str, tuple[Main, str]] = {
     "half-written": (_leave_partial, "left half-written: adapter_config.json.N.partial"),
     "not finite": (_write_nan, "a result that is not finite was written"),
     "result and error": (_write_result_and_fail, "status 2, and yet there is adapter_model.safetensors"),
-    "state left": (_leave_changed, "left changed: signal 15 .*, variable LEFT "),
+    "state left": (_leave_changed, "left changed: " + " .*, ".join(_LEFT) + " "),
     "process left": (_leave_a_process, "a process of it goes on running"),
 }
 SOUND: dict[str, Main] = {
