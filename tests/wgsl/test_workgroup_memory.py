@@ -15,6 +15,7 @@ import pytest
 from tests.case_results import assert_case
 from tests.wgsl.matrix_emulation import emulated
 from tests.wgsl.shader_files import FORMATS, SHADERS, SHARED
+from tests.wgsl.small_tiles import SMALL_MEDIUM, SMALL_SKINNY
 from tests.wgsl.workgroup_poison import Variable, poisoned, variables
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.attention import attention_case
@@ -29,8 +30,6 @@ from wgrad.wgsl.attention.attention_matrix_keys import MatrixKeys
 from wgrad.wgsl.attention.attention_plan import Plan, Tile
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny
-from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
-from wgrad.wgsl.gemm.gemm_matrix_skinny import SkinnyTile
 from wgrad.wgsl.roofline import roofs
 from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime import cooperative
@@ -142,8 +141,8 @@ def _poisoned() -> Poisoned:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that a software driver compiles soon."""
-    monkeypatch.setattr(gemm_matrix, "MEDIUM", MatrixTile(1, 2, 1, 1, 1))
-    monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SkinnyTile(4, 2, 1, 32, 2),))
+    monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
+    monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_skinny, "_THREADS", 64)
     tiles = dict.fromkeys(attention_matrix.TILES, ((0, MatrixRows(2)),)) | {"dkv": ((0, MatrixKeys(2)),)}
     monkeypatch.setattr(attention_matrix, "TILES", tiles)
