@@ -15,10 +15,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from tests.conftest import wgpu_sibling
-from tests.train.tiny_models import GEMMA4_EXPERTS as GEMMA4_EXPERTS
 from tests.train.tiny_models import VOCAB, random_weights, tiny_config
-from tests.train.tiny_models import as_in_files as as_in_files
-from tests.train.tiny_models import name_in_files as name_in_files
 from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import Tokenizer as LoadedTokenizer
 from wgrad.train.data.tokenizer import load_tokenizer

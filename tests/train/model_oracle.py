@@ -12,8 +12,9 @@ from unittest.mock import patch
 import numpy as np
 
 from tests.tools import oracle_package
-from tests.train.conftest import as_in_files, distance
+from tests.train.conftest import distance
 from tests.train.exact_delta_net import exact_delta_net
+from tests.train.tiny_models import as_in_files
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model.load_config import load_model_config

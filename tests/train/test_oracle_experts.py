@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
-from tests.train.conftest import GEMMA4_EXPERTS, distance
+from tests.train.conftest import distance
 from tests.train.gguf_base import write_base
 from tests.train.llama_cpp_oracle import log_probabilities, their_log_probabilities
 from tests.train.model_oracle import full_model, make_inputs
@@ -27,6 +27,7 @@ from tests.train.peft_oracle import (
     their_logits,
     torch,
 )
+from tests.train.tiny_models import GEMMA4_EXPERTS
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Device

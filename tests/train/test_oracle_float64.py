@@ -15,9 +15,10 @@ import pytest
 
 from tests.tools import oracle_package
 from tests.train import model_oracle
-from tests.train.conftest import as_in_files, distance, random_weights, tiny_config, write_checkpoint
+from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
 from tests.train.model_oracle import batch, exact_norms, full_model, load_oracle, make_inputs, oracle
 from tests.train.test_oracle_model import CASES
+from tests.train.tiny_models import as_in_files
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor
 from wgrad.train.model.load_config import load_model_config

@@ -22,16 +22,7 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from tests.train.conftest import (
-    GEMMA4_EXPERTS,
-    SENTENCES,
-    VOCAB,
-    as_in_files,
-    name_in_files,
-    random_weights,
-    tiny_config,
-    write_checkpoint,
-)
+from tests.train.conftest import SENTENCES, VOCAB, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import permuted
 from tests.train.llama_cpp_oracle import (
     EXTRA,
@@ -43,6 +34,7 @@ from tests.train.llama_cpp_oracle import (
     their_log_probabilities,
 )
 from tests.train.peft_oracle import our_logits, random_adapter, random_ids
+from tests.train.tiny_models import GEMMA4_EXPERTS, as_in_files, name_in_files
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main

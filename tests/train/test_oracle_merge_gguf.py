@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.train.conftest import GEMMA4_EXPERTS, random_weights, tiny_config, write_checkpoint
+from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.llama_cpp_oracle import (
     EXTRA,
     GELU,
@@ -24,6 +24,7 @@ from tests.train.llama_cpp_oracle import (
     their_log_probabilities,
 )
 from tests.train.peft_oracle import our_logits, random_adapter, random_ids
+from tests.train.tiny_models import GEMMA4_EXPERTS
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main

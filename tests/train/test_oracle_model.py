@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.family_table import PAGE, counted, page
-from tests.train.conftest import GEMMA4_EXPERTS, distance
+from tests.train.conftest import distance
 from tests.train.model_oracle import (
     TOKENS,
     batch,
@@ -27,6 +27,7 @@ from tests.train.model_oracle import (
     torch,
     transformers,
 )
+from tests.train.tiny_models import GEMMA4_EXPERTS
 from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
