@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.chat import ChatTemplate, Conversation
 from wgrad.train.data.data import load_data
 from wgrad.train.data.named_templates import _TEMPLATES, use_chat_template
+from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.options.choices import TEMPLATES
@@ -197,3 +199,6 @@ def test_a_template_that_ends_turns_with_no_special_token_is_noted(
     assert len(remarks) == told
     for remark in remarks:
         assert remark.startswith("note: the model's chat template ends the assistant's turn with no special token")
+    assert shared_process()._process is None  # no template is rendered after the data
+    given = replace(config, chat_template="zephyr")  # of which `use_chat_template` tells
+    assert "may go on without end" not in " ".join(load_data(given, tokenizer).remarks)

@@ -108,6 +108,7 @@ def load_data(
             held_out = _joined([load(path, "--eval-data", True) for path in config.eval_data])
         else:
             train, held_out = _split(documents, config, tally.bad_lines)
+        tally.notes += _endless(config, tokenizer, tally)
     finally:
         shared_process().close()  # no more templates to render
     mix, line = _mix(sources, [len(part) for part in parts], documents, train)
@@ -121,7 +122,7 @@ def load_data(
         cut_tokens=tally.cut_tokens,
         left_out=tally.left_out,
         bad_lines=tally.bad_lines,
-        remarks=(*tally.notes, *_endless(config, tokenizer, tally), *line, *tally.skipped()),
+        remarks=(*tally.notes, *line, *tally.skipped()),
         mix=mix,
         turns=_turns(tally.turns),
     )
