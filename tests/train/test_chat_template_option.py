@@ -200,5 +200,6 @@ def test_a_template_that_ends_turns_with_no_special_token_is_noted(
     for remark in remarks:
         assert remark.startswith("note: the model's chat template ends the assistant's turn with no special token")
     assert shared_process()._process is None  # no template is rendered after the data
-    given = replace(config, chat_template="zephyr")  # of which `use_chat_template` tells
-    assert "may go on without end" not in " ".join(load_data(given, tokenizer).remarks)
+    plain = replace(config, data=(str(write_lines({"text": "Hear, my son"}, name="plain.jsonl")),))
+    for other in (plain, replace(config, chat_template="zephyr")):  # `use_chat_template` tells of that one
+        assert "may go on without end" not in " ".join(load_data(other, tokenizer).remarks)
