@@ -263,6 +263,11 @@ def test_a_limit_makes_the_chunks_of_long_rows_smaller(options: dict[str, Any], 
     assert mlp_chunk_bytes(RunOptions(**options)) == (mib and mib << 20)
 
 
+@pytest.mark.parametrize(("limit", "mib"), [("", 768), ("3GiB", 192), ("80GiB", 768)])
+def test_a_limit_makes_the_scratch_of_operators_smaller(limit: str, mib: int) -> None:
+    assert activations.scratch_bytes(RunOptions(memory_limit=limit or None)) == mib << 20
+
+
 def test_a_limit_bounds_chunks_and_scratch_of_the_model(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found, device = list[int](), ReferenceDevice()
     monkeypatch.setattr(model_file, "MLP_CHUNKS_ABOVE", 0)
