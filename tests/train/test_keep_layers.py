@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan import fewer_layers, keep_layers
 from wgrad.train.plan import fit as fit_module
 from wgrad.train.plan.fit import Fit
-from wgrad.train.plan.keep_layers import cannot_fit
+from wgrad.train.plan.keep_layers import cannot_fit, most_kept
 from wgrad.train.plan.settle import mode_of
 from wgrad.train.step.search import beside
 
@@ -82,6 +83,42 @@ def test_what_far_exceeds_the_limit_is_not_planned() -> None:
     assert not cannot_fit(fit, every, 1)
     fit.config, fit.forecast = RunOptions(), None
     assert not cannot_fit(fit, every, 1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "keep_norms", "foreseen", "kept", "asked"),
+    [
+        (650, None, 900.3, 5, [(6, True), (6, False), (5, True), (5, False)]),
+        (760, None, 900.3, 6, [(7, True), (7, False), (6, True)]),
+        (1500, None, math.inf, 8, [(8, False)]),
+        (800, None, 1300.3, 7, [(5, True), (6, False), (7, False), (8, False)]),
+        (1500, True, 900.3, 7, [(7, True)]),
+    ],
+)
+def test_large_chunks_are_planned_until_a_number_of_layers_fits(
+    limit: int, keep_norms: bool | None, foreseen: float, kept: int, asked: list[tuple[int, bool]]
+) -> None:
+    """A layer takes 100 bytes, and large chunks 60 more."""
+
+    def planned(config: Any) -> Any:
+        number, large = 8 - config.gradient_checkpointing, config.mlp_chunk is not None
+        reserved = 100 + 100 * number + 60 * large
+        memory = SimpleNamespace(peak_reserved_bytes=reserved)
+        return SimpleNamespace(config=config, peak_bytes=reserved, dry=SimpleNamespace(memory=lambda: memory))
+
+    def fitting(config: Any) -> Any:
+        plan = planned(config)
+        tried.append((8 - config.gradient_checkpointing, config.mlp_chunk is not None))
+        return plan if plan.peak_bytes <= limit else None
+
+    tried = list[tuple[int, bool]]()
+    fit: Any = SimpleNamespace(layers=8, limit=limit, peaks={3: 7}, fitting=fitting, unlimited=planned)
+    fit.forecast = SimpleNamespace(peak=lambda config: foreseen)
+    fit.keeping = lambda config, kept: replace(config, gradient_checkpointing=8 - kept)
+    none = planned(RunOptions(memory_limit="3GiB", max_length=1 << 14, gradient_checkpointing=8, keep_norms=keep_norms))
+    found: Any = most_kept(fit, none)
+    assert (8 - found.config.gradient_checkpointing, found.config.keep_norms) == (kept, bool(keep_norms))
+    assert tried == asked and fit.peaks == {0: 100, 8: 1300 if foreseen == 1300.3 else 900}
 
 
 @pytest.mark.parametrize("most", range(9))
