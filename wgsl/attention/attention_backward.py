@@ -22,7 +22,7 @@ from wgrad.wgsl.attention.attention_plan import ceil_div
 from wgrad.wgsl.elements import wgsl_element
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
-from wgrad.wgsl.runtime.dispatch_parts import launch_range
+from wgrad.wgsl.runtime.dispatch_parts import launch_range, ranges
 from wgrad.wgsl.runtime.runtime import Runtime
 
 # The most FLOP of one workgroup of attention_backward_dkv.wgsl, 200 ms on one of the eight compute units of a GPU of
@@ -126,26 +126,18 @@ class _Stored:
 
     tile: of the kernel.
     rows: of 16 elements, of one head's ds.
-    nbytes: the most that ds takes at a time.
+    most: key/value heads whose ds is in memory at a time.
     """
 
     tile: MatrixStored
     rows: int
-    nbytes: int
+    most: int
 
-    def parts(self, batch: int, kv_heads: int, group: int) -> Iterator[_Part]:
-        """Yield batch elements and key/value heads, as many at a time as their ds may take memory, in equal parts."""
-        most = self.nbytes // (32 * group * self.rows)  # key/value heads
-        elements = _even(batch, max(1, most // kv_heads))
-        heads = _even(kv_heads, min(most, kv_heads))
-        for first in range(0, batch, elements):
-            for head in range(0, kv_heads, heads):
-                yield _Part(first, min(elements, batch - first), head, min(heads, kv_heads - head))
-
-
-def _even(count: int, most: int) -> int:
-    """Return the size of each of as few parts of at most `most` as `count` takes, but for the last."""
-    return ceil_div(count, ceil_div(count, most))
+    def parts(self, batch: int, kv_heads: int) -> Iterator[_Part]:
+        """Yield batch elements and key/value heads, as many at a time as `most` allows, in equal parts."""
+        for b, b_end in ranges(batch, self.most // kv_heads):
+            for head, head_end in ranges(kv_heads, self.most):
+                yield _Part(b, b_end - b, head, head_end - head)
 
 
 def _stored(device: Runtime, softcap: float, do: Array, q: Array, k: Array, v: Array) -> _Stored | None:
@@ -157,13 +149,12 @@ def _stored(device: Runtime, softcap: float, do: Array, q: Array, k: Array, v: A
     if keys is None:
         return None
     tile = replace(attention_matrix.STORED, lanes=keys.lanes, shape=keys.shape)
-    most = min(device.scratch_bytes, device.max_binding_bytes)
-    found = _Stored(tile, keys.stored_rows(queries), most)
-    kv_heads = min(batch * k.shape[2], most // (32 * heads // k.shape[2] * found.rows))  # at a time
-    scores = kv_heads * (heads // k.shape[2]) * queries**2
-    enough = kv_heads == batch * k.shape[2] or scores >= LEAST_STORED
-    fits = tile.workgroup_bytes(width) <= device.workgroup_bytes and kv_heads > 0 and enough
-    return found if fits and ceil_div(queries, tile.rows) * batch * heads >= chosen.wanted_groups else None
+    group, of_all, rows = heads // k.shape[2], batch * k.shape[2], keys.stored_rows(queries)
+    most = min(min(device.scratch_bytes, device.max_binding_bytes) // (32 * group * rows), of_all)
+    enough = most == of_all or most * group * queries**2 >= LEAST_STORED
+    fits = tile.workgroup_bytes(width) <= device.workgroup_bytes and enough
+    fills = ceil_div(queries, tile.rows) * batch * heads >= chosen.wanted_groups
+    return _Stored(tile, rows, most) if fits and fills else None
 
 
 def _backward_dkv(
@@ -185,7 +176,7 @@ def _backward_dkv(
     units = on_units("dkv", device, chosen, softcap, *reads[:4])
     tile = units or chosen.dkv
     tiles = ceil_div(queries, tile.rows)
-    of_heads = [_Part(0, batch, 0, kv_heads)] if stored is None else list(stored.parts(batch, kv_heads, group))
+    of_heads = [_Part(0, batch, 0, kv_heads)] if stored is None else list(stored.parts(batch, kv_heads))
     groups = tiles * of_heads[0].batch * of_heads[0].kv_heads
     wanted = ceil_div(chosen.wanted_groups, groups)
     head_splits = min((n for n in range(1, group + 1) if group % n == 0 and n >= wanted), default=group)

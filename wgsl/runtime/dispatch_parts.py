@@ -13,8 +13,8 @@ from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
 
-def _ranges(count: int, longest: float) -> list[tuple[int, int]]:
-    """(first, last + 1) ranges of `count`, about equally long, none longer than `longest` (but at least 1)."""
+def ranges(count: int, longest: float) -> list[tuple[int, int]]:
+    """Return (first, last + 1) ranges of `count`, about equally long, none longer than `longest` (but at least 1)."""
     parts = math.ceil(count / max(1, math.floor(longest)))
     step = math.ceil(count / parts)
     return [(first, min(first + step, count)) for first in range(0, count, step)]
@@ -25,7 +25,7 @@ def range_parts(count: int, work: float, most: float, heaviest: float = 1.0) -> 
 
     work: of all. heaviest: how many times the mean a workgroup may have.
     """
-    return [(0, count)] if work <= most else _ranges(count, count * most / (heaviest * work))
+    return [(0, count)] if work <= most else ranges(count, count * most / (heaviest * work))
 
 
 def tile_parts(groups: tuple[int, int, int], work: float, most: float) -> list[tuple[int, int, int, int]]:
@@ -37,7 +37,7 @@ def tile_parts(groups: tuple[int, int, int], work: float, most: float) -> list[t
     if work <= most:
         return [(0, 0, x, y)]
     tiles = x * y * most / work  # that a part may have
-    return [(x0, y0, x1 - x0, y1 - y0) for y0, y1 in _ranges(y, tiles / x) for x0, x1 in _ranges(x, tiles)]
+    return [(x0, y0, x1 - x0, y1 - y0) for y0, y1 in ranges(y, tiles / x) for x0, x1 in ranges(x, tiles)]
 
 
 def launch_range(
