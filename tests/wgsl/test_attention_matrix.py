@@ -141,6 +141,29 @@ def test_stored_gradients_of_scores_give_dq(matrix_device: Any, monkeypatch: pyt
     assert not names, "ds of one head takes too much, or its launches are too short"
 
 
+def test_gradients_of_scores_are_stored_where_they_fit_and_fill_the_gpu(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each bound they are stored, and one below it they are not."""
+    monkeypatch.setattr(attention_matrix, "TILES", attention_matrix.TILES | {"dkv": ((0, MatrixKeys(2)),)})
+    q, k = (matrix_device.empty((2, 133, heads, 32), np.float16) for heads in (4, 2))
+    of_all = 2 * 4 * 32 * MatrixKeys(2).stored_rows(133)
+    memory = attention_matrix.STORED.workgroup_bytes(32)
+    tile, groups = Tile(32, 32, 8, 8, 8, 4), 2 * 2 * 4  # tiles of 128 queries, batch, heads
+
+    def stored(wanted: int = groups, **limits: int) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(matrix_device, "attention_plan", Plan(tile, tile, tile, wanted_groups=wanted))
+            for name, value in limits.items():
+                patch.setattr(matrix_device, name, value)
+            return attention_backward._stored(matrix_device, 0.0, q, q, k, k)
+
+    assert stored() and not stored(groups + 1)
+    for name, least in {"scratch_bytes": of_all, "max_binding_bytes": of_all, "workgroup_bytes": memory}.items():
+        assert stored(**{name: least}) and not stored(**{name: least - 1}), name
+    assert stored(lanes=16).tile.lanes == 16
+
+
 @pytest.mark.parametrize("width", [32, 64, 96, 128])
 def test_every_column_of_a_head_is_read(width: int) -> None:
     """Test each tile and number of lanes: of the three matrices of a head of 96, one alone was once read."""
