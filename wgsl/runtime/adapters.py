@@ -257,9 +257,8 @@ def open_device(adapter: Any) -> Any:
         try:
             return adapter.request_device_sync(required_features=wanted, required_limits=limits)
         except Exception as error:
-            native.error_log().messages.clear()
             said = " ".join(str(error).split()) or type(error).__name__
-            lost = "lost" in said.lower()
+            lost = isinstance(native.as_device_error(said, "it was opened"), DeviceLost)
             if lost or wanted is features:  # a library other than the checked one may refuse the feature
                 kind = DeviceLost if lost else DeviceError
                 raise kind(f"adapter '{adapter.info['device']}' gave no device: {said}") from error
