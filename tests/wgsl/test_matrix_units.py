@@ -22,7 +22,7 @@ from wgrad.device.formats.frozen_weight import formats
 from wgrad.train.commands.cli import main
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm.gemm_matrix import unit_of
-from wgrad.wgsl.runtime import adapters, cooperative_shapes, matrix_units, vulkan_memory
+from wgrad.wgsl.runtime import adapters, cooperative_shapes, matrix_units, native, vulkan_memory
 from wgrad.wgsl.runtime.experimental_gate import find_gate
 from wgrad.wgsl.webgpu_trace import PROFILES, TraceDevice
 
@@ -273,6 +273,19 @@ def test_a_gpu_that_is_lost_as_it_is_asked_is_not_opened_without_tensor_cores() 
         adapters.open_device(Lost())
     adapter = Adapter(gives=False)
     assert matrix_units.FEATURE not in adapters.open_device(adapter).features and len(adapter.asked) == 2
+
+
+def test_a_refusal_without_words_is_told_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library has logged of it is not told again, as an error of a later launch."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        native.error_log().messages.append("Request device failed")
+        raise TimeoutError
+
+    monkeypatch.setattr(Adapter, "request_device_sync", refuse)
+    with pytest.raises(DeviceError, match="adapter 'a card' gave no device: TimeoutError$"):
+        adapters.open_device(Adapter())
+    assert not native.error_log().messages
 
 
 def test_a_device_without_one_of_the_features_has_no_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
