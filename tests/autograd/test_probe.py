@@ -96,10 +96,11 @@ def test_what_may_pass_by_itself_is_not_kept(answers: list[Any]) -> None:
     assert self_check.verdict(Card()).passed
 
 
-def test_a_check_that_crashes_names_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_check, "_CODE", "import os; os.kill(os.getpid(), 9)")
+@pytest.mark.parametrize("code, how", [("os.kill(os.getpid(), 9)", "crashed (signal 9)"), ("", "ended with status 0")])
+def test_a_check_that_crashes_names_the_signal(monkeypatch: pytest.MonkeyPatch, code: str, how: str) -> None:
+    monkeypatch.setattr(self_check, "_CODE", f"import os; {code}")
     found, lasting = self_check.check_in_a_process("any")
-    assert found == Verdict(False, "the check crashed (signal 9): it said nothing") and not lasting
+    assert found == Verdict(False, f"the check {how}: it said nothing") and not lasting
 
 
 def test_a_check_that_hangs_is_kept(answers: list[Any]) -> None:
