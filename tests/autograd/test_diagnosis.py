@@ -106,6 +106,12 @@ def test_drivers_are_read_where_the_loader_reads_them(fake: Fake) -> None:
     fake.environment["XDG_DATA_DIRS"] = "/opt/data"
     drivers = [driver.file.name for driver in fake.machine().vulkan_drivers()]
     assert drivers[0] == "more.json" and "own.json" in drivers and "nvidia_icd.json" in drivers
+    for folder in ("home/one/.local/share", "home/one/data"):  # the user's, and the one that replaces it
+        fake.put(f"{folder}/vulkan/icd.d/{folder.count('/')}.json", json.dumps({"ICD": {"library_path": "libmine.so"}}))
+    fake.environment["HOME"] = "/home/one"
+    assert fake.machine().vulkan_drivers()[0].file.name == "3.json"
+    fake.environment["XDG_DATA_HOME"] = "/home/one/data"
+    assert [driver.file.name for driver in fake.machine().vulkan_drivers()][:2] == ["2.json", "more.json"]
 
 
 def without_card(fake: Fake) -> None:
