@@ -13,6 +13,7 @@ from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.attention import attention
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_tile
+from wgrad.wgsl.gemm import plan as plans
 from wgrad.wgsl.gemm.gemm_matrix import (
     FEW_ROWS_OF_ARRAYS,
     FEW_ROWS_TILES,
@@ -40,6 +41,22 @@ FORWARD, HEAD = (TOKENS, MLP, HIDDEN), (256, VOCABULARY, HIDDEN)
 
 def gemm(mnk: tuple[int, int, int], types: tuple[str, str, str], layout: str = "nt", **more: Any) -> Gemm:
     return Gemm(mnk, *types, trans_a=layout[0] == "t", trans_b=layout[1] == "t", **more)
+
+
+def test_a_dry_run_plans_each_gemm_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device does not remember: what it may use can change, as where its tensor cores turn out to be wrong."""
+    planned = list[Gemm]()
+
+    def noted(one: Gemm, limits: Limits) -> Plan:
+        planned.append(one)
+        return plan(one, limits)
+
+    monkeypatch.setattr(plans, "plan", noted)
+    device, one, other = TraceDevice(PROFILES[0]), gemm(HEAD, (F32, F32, F32)), gemm(FORWARD, (F32, F32, F32))
+    for on, times in ((device, [one, other, one]), (device.dry_run(), [one, other]), (device.dry_run(), [one, other])):
+        planned.clear()
+        found = [plans.plan_on(on, each) for each in (one, other, one)]
+        assert planned == times and found == [plan(each, Limits.of(on)) for each in (one, other, one)]
 
 
 @pytest.mark.parametrize(
