@@ -79,11 +79,19 @@ def test_gradients_of_a_table_in_parts_have_the_same_bits(wgpu_device: Any, monk
         given = {"dy": wgpu_device.upload(dy), "ids": wgpu_device.upload(ids)}
         return np.asarray(wgpu_device.download(wgpu_device.embedding_backward(**given, vocab_size=311)))
 
+    groups, fold = list[int](), wgpu_device.groups
+
+    def noted(items: int, per_group: int) -> Any:
+        groups.append(-(-items // per_group))
+        return fold(items, per_group)
+
     with monkeypatch.context() as patch:  # first: a later run would find the links of this one in the same memory
         names = launched(wgpu_device, patch)
+        patch.setattr(wgpu_device, "groups", noted)
         patch.setattr(wgpu_device._submission_size, "dispatch_work", 1.0)
         parts = backward()
     assert names.count("embedding_backward") == 4  # three of 256 tokens, and the sums
+    assert groups[1:4] == [1, 1, 1], "a dispatch has workgroups of others"  # after those that write zeros
     whole = backward()
     assert parts.tobytes() == whole.tobytes()
     expected = np.zeros((311, 5), np.float32)
