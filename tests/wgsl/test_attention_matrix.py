@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -112,12 +113,15 @@ def test_pairs_of_subgroups_share_rows(
 
 def test_stored_gradients_of_scores_give_dq(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One head at a time, all of a batch element, and all give the same bits, whatever their memory held before."""
-    plain, tile = matrix_device.empty, Tile(32, 32, 8, 8, 8, 4)
+    plain, tile, before = matrix_device.empty, Tile(32, 32, 8, 8, 8, 4), list[Any]()
 
     def empty(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
         if shape[3:] != (16,):
             return plain(shape, dtype)
-        return matrix_device.view(matrix_device.upload(np.full(math.prod(shape), np.nan, dtype)), shape, 0)
+        assert all(lease() is None for lease in before), "ds of the part before still takes memory"
+        ds = matrix_device.view(matrix_device.upload(np.full(math.prod(shape), np.nan, dtype)), shape, 0)
+        before.append(weakref.ref(ds.lease))
+        return ds
 
     monkeypatch.setattr(matrix_device, "empty", empty)
     monkeypatch.setattr(matrix_device, "attention_plan", Plan(tile, tile, tile, wanted_groups=1))
@@ -162,6 +166,8 @@ def test_gradients_of_scores_are_stored_where_they_fit_and_fill_the_gpu(
     for name, least in {"scratch_bytes": of_all, "max_binding_bytes": of_all, "workgroup_bytes": memory}.items():
         assert stored(**{name: least}) and not stored(**{name: least - 1}), name
     assert stored(lanes=16).tile.lanes == 16
+    found = attention_backward._Stored(attention_matrix.STORED, rows=1, most=3)
+    assert [part.kv_heads for part in found.parts(1, 4)] == [2, 2], "parts are not equal"
 
 
 @pytest.mark.parametrize("width", [32, 64, 96, 128])
