@@ -153,6 +153,8 @@ def test_gradients_of_scores_are_stored_where_they_fit_and_fill_the_gpu(
     q, k = (matrix_device.empty((2, 133, heads, 32), np.float16) for heads in (4, 2))
     of_all = 2 * 4 * 32 * MatrixKeys(2).stored_rows(133)
     memory = attention_matrix.STORED.workgroup_bytes(32)
+    assert memory == 16 * (32 * 17 + 32 * 5 + 4 * 16 * 6), "ds and k in eights, and the strips of the shader"
+    assert of_all == 8 * 32 * sum(32 * (block // 2 + 1) for block in range(10)), "rows up to the end of a tile of keys"
     tile, groups = Tile(32, 32, 8, 8, 8, 4), 2 * 2 * 4  # tiles of 128 queries, batch, heads
 
     def stored(wanted: int = groups, **limits: int) -> Any:
