@@ -73,6 +73,12 @@ def test_it_takes_the_memory_that_the_device_takes(fresh: Any) -> None:
     assert dry.memory().peak_reserved_bytes == memory.peak_reserved_bytes - kept
 
 
+def test_it_has_as_much_scratch_as_the_device(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a plan below a memory limit would choose other kernels of attention's backward than the run."""
+    monkeypatch.setattr(wgpu_device, "scratch_bytes", 12345)
+    assert wgpu_device.dry_run().scratch_bytes == 12345
+
+
 def test_downloads_give_zeros_and_int64_is_refused_as_ever(wgpu_device: Any) -> None:
     dry = wgpu_device.dry_run()
     array = dry.upload(np.ones((3, 5), np.float32))
