@@ -276,7 +276,7 @@ def test_a_gpu_that_is_lost_as_it_is_asked_is_not_opened_without_tensor_cores() 
 
 
 def test_a_refusal_without_words_is_told_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the library has logged of it is not told again, as an error of a later launch."""
+    """A message that the library logged with a refusal is no error of a later launch."""
 
     def refuse(*_: Any, **__: Any) -> None:
         native.error_log().messages.append("Request device failed")
