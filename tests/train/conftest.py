@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -243,12 +244,13 @@ def card(wgpu_device: Any) -> Any:
     return discrete_sibling()
 
 
-def choose_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each command open a new `discrete_sibling`."""
+def choose_card(monkeypatch: pytest.MonkeyPatch, facts: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Let each command open a new `discrete_sibling`. facts: what it says of itself in place of the driver's facts."""
 
     def chosen(spec: str, needs: Any = None, kernels: bool = False) -> Any:
         device = discrete_sibling()
         device.reason = "as a GPU with memory of its own"
+        device.facts = {**device.facts, **facts}
         return device
 
     monkeypatch.setattr("wgrad.train.run.session.select_device", chosen)

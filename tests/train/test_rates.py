@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import math
+import os
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -11,10 +15,16 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 
+from tests.train.conftest import choose_card
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import OutOfMemory
+from wgrad.train.commands.bench_model import SHAPES
+from wgrad.train.commands.cli import main
+from wgrad.train.model.load_config import parse_model_config
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan import rates
-from wgrad.train.plan.rates import Rates, rates_of
+from wgrad.train.plan.rates import Rates, not_cached, rates_of
+from wgrad.train.plan.speed import step_seconds
 
 _IDLE, _WARM_AFTER = 0.17, 0.3  # clock of an idle GPU over its highest; seconds of work until that
 _COMPILES, _WAITS, _OTHERS = 0.8, 2e-4, 0.03  # seconds; the last: for another program, in every third wait
@@ -38,6 +48,7 @@ class Gpu:
         self._memory, self._known = memory, set[str]()
         self.calls, self.trimmed, self._waits = list[tuple[str, float]](), 0, 0
         self._arrays = WeakSet[Memory]()
+        self.late = lambda wait: self.others * (wait % 3 == 0)  # seconds for other programs in a wait
         self.factor = lambda busy: min(1.0, _IDLE + (1 - _IDLE) * busy / _WARM_AFTER)
 
     def dry_run(self) -> Any:
@@ -86,7 +97,7 @@ class Gpu:
 
     def synchronize(self) -> None:
         self._waits += 1
-        self.now += self._queued + _WAITS + self.others * (self._waits % 3 == 0)
+        self.now += self._queued + _WAITS + self.late(self._waits)
         self._queued = 0.0
 
     def trim(self) -> int:
@@ -127,6 +138,37 @@ def test_a_warm_up_lasts_until_the_clock_no_longer_rises(
     gpu.factor = lambda busy: 1.0 if busy >= warm else _IDLE + (1 - _IDLE) * max(busy - idle, 0.0) / warm
     assert of_peak(measured(gpu, monkeypatch), gpu) == pytest.approx([1.0] * 4, rel=0.03)
     assert gpu.now - len(gpu._known) * _COMPILES < seconds
+
+
+@pytest.mark.parametrize("every, seconds", [(5, 0.4), (4, 0.4), (4, 0.06), (5, 0.004)])
+def test_other_programs_change_neither_sizes_nor_rates(
+    every: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One wait of some takes longer than a sample, or than what makes a size long, whichever wait comes first."""
+    monkeypatch.setattr(rates, "_numbers", lambda device, shape, dtype: device.zeros(shape, dtype))
+    scaled, found = Rates(*(0.3 * rate for rate in asdict(Rates()).values())), list[dict[str, float]]()
+    for begin in range(every + 1):
+        gpu = Gpu(scaled)
+        gpu.factor = lambda busy: 1.0
+        gpu.late = partial(lambda begin, wait: seconds * (wait % every == begin), begin)  # at last in none
+        assert of_peak(measured(gpu, monkeypatch), gpu) == pytest.approx([1.0] * 4, rel=0.03), begin
+        found.append(dict(gpu.calls))
+    assert all(calls == pytest.approx(found[-1], rel=0.01) for calls in found)
+
+
+@pytest.mark.parametrize("late", [{1}, {2}, {3}, {1, 2}])
+def test_short_work_that_waits_for_another_program_is_short(late: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(Rates())
+    monkeypatch.setattr(rates, "_clock", lambda: gpu.now)
+    gpu.factor = lambda busy: 1.0
+    gpu.late = lambda wait: 0.4 * (wait in late)
+    work = next(iter(rates._copies(gpu)))
+    work.call()
+    gpu.synchronize()
+    gpu._waits = 0
+    assert not rates._is_long(gpu, work)
+    gpu._waits = 0
+    assert len(late) > 1 or rates._rate(gpu, work) == pytest.approx(gpu.peak.memory, rel=0.02)
 
 
 def test_a_gpu_gets_work_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,15 +255,54 @@ def test_each_gpu_and_dtype_has_rates_of_its_own(monkeypatch: pytest.MonkeyPatch
 
 def test_rates_that_cannot_be_measured_or_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def keep(file: Path, content: bytes) -> None:
-        raise PermissionError
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     def fail(device: Any, dtype: np.dtype) -> Rates:
         raise OutOfMemory("no memory")
 
     monkeypatch.setattr(rates, "cache_folder", lambda name: tmp_path / name)
     monkeypatch.setattr(rates, "keep", keep)
-    monkeypatch.setattr(rates, "_measured", lambda device, dtype: Rates())
+    monkeypatch.setattr(rates, "_of_this_process", {})
+    monkeypatch.setattr(rates, "_measured", lambda device, dtype: Rates(matmul=7.0))
     gpu: Any = Gpu(Rates())
-    assert rates_of(gpu, "float16") == Rates()
+    assert rates_of(gpu, "float16") == Rates(matmul=7.0)
     monkeypatch.setattr(rates, "_measured", fail)
-    assert rates_of(gpu, "float16") is None
+    assert rates_of(gpu, "float16") == Rates(matmul=7.0) and rates_of(gpu, "float32") is None
+    (remark,) = not_cached()
+    assert remark.endswith("cannot be cached, so the next command measures it again: [Errno 30] Read-only file system")
+    assert not not_cached()
+
+
+def test_a_plan_says_once_that_rates_cannot_be_cached(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are measured once for all that a plan predicts."""
+    calls = list[np.dtype]()
+
+    def found(device: Any, dtype: np.dtype) -> Rates:
+        calls.append(dtype)
+        return Rates()
+
+    monkeypatch.setattr(rates, "_of_this_process", {})
+    (tmp_path / "rates").write_text("a file where the folder should be")
+    monkeypatch.setattr(rates, "cache_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(rates, "_measured", found)
+    choose_card(monkeypatch, {"type": "DiscreteGPU"})
+    small = ["--lora-r", "4", "--max-length", "32", "--no-sample", "--no-gradient-checkpointing"]
+    assert main(["plan", "--model", str(make_checkpoint()), *small]) == 0
+    said = capsys.readouterr()
+    assert len(calls) == 1 and said.err.count("cannot be cached") == 1 and "tokens/s" in said.out
+
+
+def test_the_default_rates_predict_the_step_that_they_are_of() -> None:
+    """The 8B at batch 4 without recomputation, as `bench/results` has it for the commit of the newest rates."""
+    rows = map(json.loads, (Path(__file__).parents[2] / "bench/results/plans-h100.jsonl").read_text().splitlines())
+    name, run = "llama-3.1-8b", "memory limits, dq from stored ds"
+    (row,) = (r for r in rows if (r["work"], r["run"], r["batch"], r.get("memory_limit")) == (name, run, 4, None))
+    config = RunOptions(
+        compute="float16", batch_size=4, max_length=2048, gradient_accumulation_steps=1, gradient_checkpointing=False,
+        keep_dequantized=True,
+    )  # fmt: skip
+    device: Any = ReferenceDevice()
+    seconds = step_seconds(config, parse_model_config(SHAPES[name].config()), device, Rates())
+    assert 1e3 * seconds == pytest.approx(row["ms_per_step"], rel=0.02)

@@ -18,7 +18,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.plan.fit import MOST_ROWS, Fit, modes, words
 from wgrad.train.plan.plan import PROMPT_TOKENS, Plan, training_needs
-from wgrad.train.plan.rates import Rates, rates_of
+from wgrad.train.plan.rates import Rates, not_cached, rates_of
 from wgrad.train.plan.settle import line, mode_of, plan_as_run
 from wgrad.train.run.session import beyond_positions
 from wgrad.train.step.activations import recomputed_layers
@@ -91,6 +91,8 @@ def _plan(config: RunOptions, folder: Path, device: Device, run_device: str, dis
         rates = rates_of(device, config.compute)
         found["tokens_per_second"] = round(found["tokens_per_step"] / fit.seconds(plan, rates)) if rates else None
         found["curve"] = curve(fit, plan)
+    for remark in not_cached():
+        display.say(f"note: {remark}")
     print(json.dumps(found) if as_json else harmless(table(found, plan, model_config)))
     return 0
 

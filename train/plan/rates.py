@@ -26,8 +26,8 @@ ATTENTION_FLOPS = 3.5  # FLOP of attention with its backward, over those of its 
 # A GPU that idles has a sixth of its clock. Matmuls raise it before sizes are chosen, and again before the samples, as
 # it falls while kernels compile: for at least and at most so many seconds, until two samples in turn agree.
 _WARM_SECONDS, _WARM_AGAIN_SECONDS, _AGREE = (0.25, 0.5), (0.5, 1.0), 0.03
-# A rate is the best of some samples. After `_SAMPLING_SECONDS` a slow GPU makes no more.
-_LEAST_SECONDS, _SAMPLES, _SAMPLING_SECONDS = 0.05, 3, 0.3
+# A rate is the best of three samples. A slow GPU makes no second or third one after so many seconds.
+_LEAST_SECONDS, _SAMPLING_SECONDS = 0.05, (1.0, 0.3)
 _MOST_CALLS = 1 << 12  # of a sample
 
 # Sizes, of which a GPU gets the first whose call takes `_LONG_SECONDS`, else the last: that of a step of an 8B at batch
@@ -38,19 +38,28 @@ _HEADS = ((1, 2, 1), (1, 8, 2), (1, 32, 8), (4, 32, 8))  # batch, heads, key hea
 _TOKENS, _HEAD_DIM = 2048, 128
 _COPIES = (8 << 20, 32 << 20, 128 << 20)  # bytes
 
+_of_this_process: dict[str, Rates] = {}  # rates that could not be cached
+_not_cached: list[str] = []  # why
+
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of a device: FLOP/s of matmuls and attention, bytes/s of device memory and of copies to main memory."""
+    """Rates of a device: FLOP/s of matmuls and attention, bytes/s of device memory and of copies to main memory.
+
+    Defaults: those of a step of an 8B at batch 4 on an H100 (bench/notes/checkpointing.md).
+    """
 
     matmul: float = 290e12
-    attention: float = 120e12
+    attention: float = 150e12
     memory: float = 2.5e12
     link: float = 45e9
 
 
 def rates_of(device: Device, compute: str) -> Rates | None:
-    """Return the rates of a GPU, measured once and cached; None for NumPy, software drivers, and planned GPUs."""
+    """Return the rates of a GPU, measured once and cached; None for NumPy, software drivers, and planned GPUs.
+
+    Rates that cannot be written to the cache last until the process ends.
+    """
     if device.dry_run() is None or device.facts.get("type") in ("CPU", "elsewhere"):
         return None
     what = f"{device.description}; {compute}; {device.fastest_compute}; {_FORMAT}"
@@ -59,13 +68,25 @@ def rates_of(device: Device, compute: str) -> Rates | None:
         kept = Rates(**json.loads(read_kept(file, _MOST_BYTES)))
         if all(isinstance(rate, float) and 0 < rate <= _MOST_RATE for rate in asdict(kept).values()):
             return kept
+    if what in _of_this_process:
+        return _of_this_process[what]
     try:
         found = _measured(device, np.dtype(compute))
     except DeviceError:
         return None
-    with suppress(OSError):  # else it is measured again next time
+    try:
         keep(file, json.dumps(asdict(found)).encode())
+    except OSError as error:
+        _of_this_process[what] = found
+        _not_cached.append(f"the speed of this GPU cannot be cached, so the next command measures it again: {error}")
     return found
+
+
+def not_cached() -> list[str]:
+    """Return remarks for the user about rates that could not be cached, each once."""
+    remarks = _not_cached[:]
+    _not_cached.clear()
+    return remarks
 
 
 def _file(what: str) -> Path:
@@ -151,13 +172,18 @@ def _first_long(device: Any, works: Iterator[_Work], rate: float | None = None) 
             work.call()  # compiles
             device.synchronize()
             found = work
-            if (_sample(device, work, 1) if rate is None else work.amount / rate) >= _LONG_SECONDS:
+            if _is_long(device, work) if rate is None else work.amount / rate >= _LONG_SECONDS:
                 break
     except DeviceError:  # not enough memory
         if found is None:
             raise
     assert found is not None
     return found
+
+
+def _is_long(device: Any, work: _Work) -> bool:
+    """Return whether work takes `_LONG_SECONDS` three times, as other programs make some calls longer."""
+    return all(_sample(device, work, 1) >= _LONG_SECONDS for _ in range(3))
 
 
 def _warm_up(device: Any, work: _Work, least: float, most: float) -> None:
@@ -175,10 +201,12 @@ def _rate(device: Any, work: _Work) -> float:
     """Return the FLOP or bytes per second of the best sample."""
     begun = _clock()
     count, best = _calls(device, work)
-    for _ in range(_SAMPLES - 1):
-        if _clock() - begun >= _SAMPLING_SECONDS:
+    for most in _SAMPLING_SECONDS:
+        short = 2 * count * best < _LEAST_SECONDS  # the first sample was of another program
+        if not short and _clock() - begun >= most:
             break
-        best = min(best, _sample(device, work, count))
+        count, seconds = _calls(device, work) if short else (count, _sample(device, work, count))
+        best = min(best, seconds)
     return work.amount / best
 
 

@@ -30,6 +30,7 @@ from wgrad.train.options.objectives import SFT
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.plan.fit import Fit, Mode
 from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, training_needs
+from wgrad.train.plan.rates import not_cached
 from wgrad.train.plan.settle import settle
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
@@ -125,7 +126,7 @@ def open_session(
     session = Session(*opened, chooses_compute, chosen.plan)
     if head_note:
         session.say(f"note: {head_note}")
-    _say_data(session, chosen.lines)
+    _say_data(session, [*(f"note: {remark}" for remark in not_cached()), *chosen.lines])
     if caller is not None and caller.silent and (data.bad_lines or data.left_out or data.truncated):
         lines = [remark for remark in data.remarks if remark.startswith("skipped ")]
         warnings.warn("; ".join([data.summary(), *lines]), stacklevel=2)
