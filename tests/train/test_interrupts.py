@@ -251,6 +251,25 @@ def test_a_request_that_python_loses_in_a_finalizer_is_made_again(capsys: Any) -
     assert capsys.readouterr().err == ""
 
 
+@posix
+def test_a_failure_right_after_a_lost_request_is_an_interruption(capsys: Any) -> None:
+    """wgpu's request for a device fails where Ctrl-C is raised in its callback, in which Python loses it."""
+
+    @ctypes.CFUNCTYPE(None)
+    def pressing() -> None:
+        press(signal.SIGINT)
+
+    before = _handling()
+    with pytest.raises(Interrupted) as caught, EndRequests():
+        pressing()
+        raise AssertionError
+    assert caught.value.number == signal.SIGINT and _handling() == before
+    with EndRequests():
+        pressing()
+    time.sleep(0.1)  # a command that has ended is not interrupted
+    assert capsys.readouterr().err == ""
+
+
 def test_other_errors_of_a_finalizer_are_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong:
         def __del__(self) -> None:

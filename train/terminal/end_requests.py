@@ -1,9 +1,10 @@
 """Ctrl-C and other requests to end a command that has nothing to save: SIGINT, SIGTERM, SIGHUP, SIGBREAK on Windows.
 
 Each raises Interrupted, so that half-written files are removed on the way out. Python loses an exception that is raised
-in a finalizer (`__del__`, a callback of the garbage collector), so such a request is repeated. Python also calls a
-handler only between two instructions of the main thread. If a call to a driver blocks that thread, SIGTERM and SIGHUP
-end the process after some seconds.
+in a finalizer (`__del__`, a callback of the garbage collector) or in a callback of a C library, so such a request is
+repeated. If the command fails before that, because the callback did not finish, it ends as interrupted. Python also
+calls a handler only between two instructions of the main thread. If a call to a driver blocks that thread, SIGTERM and
+SIGHUP end the process after some seconds.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class EndRequests:
     def __enter__(self) -> EndRequests:
         self._ended = threading.Event()
         self._before: dict[int, Any] = {}
+        self._again: threading.Timer | None = None
+        self._lost = 0
         if threading.current_thread() is not threading.main_thread():
             return self
         self._reader, self._writer = socket.socketpair()
@@ -48,6 +51,10 @@ class EndRequests:
         self._ended.set()
         if threading.current_thread() is not threading.main_thread():
             return
+        lost = 0  # the request that is to be repeated
+        if (again := self._again) is not None and again.is_alive():
+            again.cancel()
+            lost = self._lost
         for number, old in self._before.items():
             signal.signal(number, old)
         sys.unraisablehook = self._hook
@@ -55,18 +62,21 @@ class EndRequests:
         self._writer.close()
         self._thread.join()
         self._reader.close()
+        if lost and isinstance(error, Exception):
+            raise Interrupted(lost) from error
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
 
     def _unraisable(self, lost: Any) -> None:
-        """Repeat a request that was lost in a finalizer, once that has returned (sys.unraisablehook)."""
+        """Repeat a request that was lost in a finalizer or callback, once that has returned (sys.unraisablehook)."""
         if not isinstance(lost.exc_value, KeyboardInterrupt):
             self._hook(lost)
             return
-        again = threading.Timer(_AGAIN_SECONDS, _press, [getattr(lost.exc_value, "number", signal.SIGINT)])
-        again.daemon = True
-        again.start()
+        self._lost = getattr(lost.exc_value, "number", signal.SIGINT)
+        self._again = threading.Timer(_AGAIN_SECONDS, _press, [self._lost])
+        self._again.daemon = True
+        self._again.start()
 
     def _watch(self) -> None:
         while data := self._reader.recv(1):
