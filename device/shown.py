@@ -1,4 +1,4 @@
-"""Values of users in errors."""
+"""Values and numbers in texts for people."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ def short(value: object) -> str:
     except Exception:
         text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= _MOST else f"{text[:60]}...{text[-10:]}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: "1 step", "1,200 steps". many: the plural, if it is not `one` with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def as_text(path: str) -> str:

@@ -25,6 +25,7 @@ from wgrad.autograd.selftest.run import Expected, Result, call_case, expected_ou
 from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory, WgradError
+from wgrad.device.shown import counted
 
 REPEATS = 3
 SWITCH = "WGRAD_VERIFY"  # environment variable; "off": check no operator
@@ -211,7 +212,7 @@ def _without(
             again = f"kept in {kept.path}: delete it" if kept.off else "wgrad matrix-units enable"
             return Outcome(off=off, wrong=said, again=f"{again} to check again")
     others = len(wrong) - 1
-    more = f" and {others} more case{'s' * (others > 1)}" if others else ""
+    more = f" and {counted(others, 'more case')}" if others else ""
     raise WrongOperator(
         f"{device.description}: {said}{more}: do not train on this device. Report it with "
         "wgrad report-gpu; another driver, or --device cpu, may be right"

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on localhost that answers questions about revisions, and serves files and parts of files."""
+"""A Hugging Face Hub on localhost that answers questions about revisions, and serves files and parts of files."""
 
 from __future__ import annotations
 

@@ -287,4 +287,4 @@ def test_preferences_tell_of_them_too(make_tokenizer, write_lines) -> None:
     config = RunOptions(data=write_lines(pair), eval_fraction=0, max_length=400, objective="dpo")
     data = load_data(config, tokenizer)
     assert data.turns == "turns: 2 assistant trained on; 2 user read"
-    assert any("of 1 lines" in remark for remark in data.remarks)
+    assert any("of 1 line" in remark for remark in data.remarks)

@@ -378,7 +378,7 @@ def test_a_hub_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
-        "wgrad.device.errors.WgradError: --model: no such folder: org/name; from the Hugging Face hub"
+        "wgrad.device.errors.WgradError: --model: no such folder: org/name; from the Hugging Face Hub"
     )
     assert "give a local folder" in last
 

@@ -186,10 +186,12 @@ def test_the_split_depends_on_the_seed_alone(tokenizer: Tokenizer, write_lines) 
 def test_at_least_one_is_held_out(tokenizer: Tokenizer, write_lines) -> None:
     path = write_lines({"text": "Hear."}, {"text": "See."})
     assert len(load(path, tokenizer, eval_fraction=0.01).held_out) == 1
-    with pytest.raises(WgradError, match=r"--eval-fraction: 0.9 of 2 example\(s\).*leaves none to train on"):
+    with pytest.raises(
+        WgradError, match="has 2 examples, and --eval-fraction 0.9 holds out 2, so none is left to train on"
+    ):
         load(path, tokenizer, eval_fraction=0.9)
     path = write_lines({"text": "Hear."}, {"text": "See."}, {"nothing": 1})
-    with pytest.raises(WgradError, match=r"of 2 example\(s\) in \S+ \(1 invalid line skipped: wgrad data show tells"):
+    with pytest.raises(WgradError, match=r"has 2 examples \(1 invalid line skipped: wgrad data show tells"):
         load(path, tokenizer, eval_fraction=0.9)
 
 

@@ -35,7 +35,7 @@ def test_what_is_learned_is_marked(folder: Path, write_lines: Any, capsys: Any) 
     targets, rows = sum(batch.num_targets for batch in stream.get(0).batches), len(stream.get(0).batches)
     assert f"trained on: {targets} of " in out
     assert f"sequences of 32 tokens: {rows}, " in out and "an epoch has 1 step of 4 sequences" in out
-    assert "note: the run has only 1 step, which is little to learn from: --epochs 50 makes it 50" in out
+    assert "note: the run has only 1 step, which is little to learn from: --epochs 50 makes it 50 or more" in out
     assert "the cat« sat\\x1b[31m" in out and "\x1b" not in out
     assert "1 bad line skipped" in out and "skipped" in out.split("1 bad line skipped")[1]
     assert show(folder, data, "--examples", "0") == 0

@@ -155,5 +155,5 @@ def test_shots_and_chat_need_choices(capsys: Any) -> None:
 
 def test_too_few_others_where_a_question_is_there_twice(write_lines: Any, make_tokenizer: Any) -> None:
     write_lines(QUESTIONS[0], QUESTIONS[0], QUESTIONS[1], name="questions.jsonl")
-    with pytest.raises(WgradError, match="^--shots: .* has 1 questions; got 2"):
+    with pytest.raises(WgradError, match="^--shots: .* has 1 question; got 2"):
         read_questions(ChoiceOptions(choices="questions.jsonl", shots=2), load_tokenizer(make_tokenizer()), 64, 1234)

@@ -1,4 +1,4 @@
-"""--data ID: the files of a split of a hub data set, of a faked hub and its cache; none asked once they are there."""
+"""--data ID: the files of a split of a Hub data set, of a faked hub and its cache; none asked once they are there."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_run_from_the_hub_and_then_without_it(
     assert fetched == [[f"data/train-0000{i}-of-00002.jsonl" for i in (0, 1)], ["data/test-00000-of-00001.jsonl"]]
     said = capsys.readouterr().out
     assert "data: 9 examples to train on, 9 held out" in said
-    assert "note: org/name is a data set of the Hugging Face hub: 2 file(s) of its split train" in said
+    assert "note: org/name is a data set of the Hugging Face Hub: 2 files of its split train" in said
     assert main([*words, "--out", str(tmp_path / "b")]) == 0  # from the cache
     weights = [(tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("a", "b")]
     assert weights[0] == weights[1]
@@ -103,7 +103,7 @@ def test_what_a_fetch_noted_is_taken_and_a_file_that_is_gone_is_fetched_anew(
         assert data_set_files("org/name", "--data")[0] == [path] and fetched == [["one.jsonl"]]
     assert Path(path).name == "one.jsonl" and data_set_files("org/name", "--data")[0] == [path]
     Path(path).unlink()
-    with pytest.raises(WgradError, match=r"--data: no such file: org/name; and the Hugging Face hub cannot be reached"):
+    with pytest.raises(WgradError, match=r"--data: no such file: org/name; and the Hugging Face Hub cannot be reached"):
         data_set_files("org/name", "--data")
     reach(monkeypatch, cache, "one.jsonl")
     assert data_set_files("org/name", "--data")[0] == [path]
@@ -133,7 +133,7 @@ def test_errors_of_the_hub_are_explained(kind: str, message: str, cache: Path, m
         raise getattr(hub.errors, kind).__new__(getattr(hub.errors, kind))
 
     monkeypatch.setattr(hub.HfApi, "dataset_info", refuse)
-    with pytest.raises(WgradError, match=f"^--data: org/name on the Hugging Face hub: .*{message}"):
+    with pytest.raises(WgradError, match=f"^--data: org/name on the Hugging Face Hub: .*{message}"):
         data_set_files("org/name", "--data")
 
 

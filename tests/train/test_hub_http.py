@@ -87,7 +87,7 @@ def test_a_script_is_read_as_the_hub_converted_it(serve: Any, make_tokenizer: An
     assert "2 examples to train on, 1 held out" in said and "that glitters is not gold" in said
     paths, (note,) = data_set_files("org/name:en/train", "--data")
     assert [Path(path).name for path in paths] == ["0000.parquet", "0001.parquet"]
-    assert note.endswith("2 file(s) of its split train, as the hub converted it to Parquet")
+    assert note.endswith("2 files of its split train, as the hub converted it to Parquet")
     asked = len(hub.asked)
     assert asked < 12 and not any("raw" in path or "name.py" in path for path in hub.asked)
     assert main(words) == 0 and len(hub.asked) == asked  # nobody is asked again
@@ -98,7 +98,7 @@ def test_a_script_is_read_as_the_hub_converted_it(serve: Any, make_tokenizer: An
         "org/name:fr/train": "has no configuration 'fr'; it has de, en",
         "org/name:en/dev": "has no split 'dev' of data files; it has test, train: name one",
     }.items():
-        with pytest.raises(WgradError, match=f"^--data: org/name on the Hugging Face hub: {message}"):
+        with pytest.raises(WgradError, match=f"^--data: org/name on the Hugging Face Hub: {message}"):
             data_set_files(spec, "--data")
 
 
@@ -111,7 +111,7 @@ def test_held_out_data_is_the_split_for_it(serve: Any, kind: str) -> None:
     for _ in range(2):
         for held_out, split in ((True, "validation"), (False, "train")):
             (path,), (note,) = data_set_files("org/name", "--eval-data", held_out)
-            assert Path(path).parent.name == split and f"1 file(s) of its split {split}" in note
+            assert Path(path).parent.name == split and f"1 file of its split {split}" in note
         asked.append(len(hub.asked))
     assert 0 < asked[0] == asked[1]
     paths, (note,) = data_set_files("org/name:test", "--eval-data", True)
@@ -154,7 +154,7 @@ def test_a_private_one_takes_a_token(serve: Any, monkeypatch: pytest.MonkeyPatch
         ((404, "RepoNotFound", ""), "there is no such data set or file, or it is private: check the name"),
         ((401, "", "Invalid credentials in Authorization header"), "the hub does not accept the token: make another"),
         ((403, "", "no"), "the hub does not let this token read it: give the token that right"),
-        ((418, "", "no"), r"and the Hugging Face hub cannot be reached \(.*418.*\), nor is it in its cache"),
+        ((418, "", "no"), r"and the Hugging Face Hub cannot be reached \(.*418.*\), nor is it in its cache"),
     ],
 )
 def test_what_the_hub_refuses_is_one_line(failure: Any, message: str, serve: Any) -> None:
@@ -272,8 +272,8 @@ def test_a_plan_fetches_quantized_weights(serve: Any, make_checkpoint: Any, tmp_
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("README.md", "org/name has no config.json on the Hugging Face hub"),
-        ("config.json", "--model: no such folder: org/name; from the Hugging Face hub: fetching failed"),
+        ("README.md", "org/name has no config.json on the Hugging Face Hub"),
+        ("config.json", "--model: no such folder: org/name; from the Hugging Face Hub: fetching failed"),
     ],
 )
 def test_a_plan_of_what_the_hub_does_not_have(name: str, message: str, serve: Any, tmp_path: Path) -> None:

@@ -112,6 +112,6 @@ def test_one_that_is_not_whole_is_fetched(
 
 def test_one_that_is_not_there_is_asked_for(cached: Path, no_network: list[str]) -> None:
     """The sockets that this file refuses are those that the hub's client would take."""
-    with pytest.raises(WgradError, match="from the Hugging Face hub"):
+    with pytest.raises(WgradError, match="from the Hugging Face Hub"):
         resolve_model("org/other")
     assert no_network

@@ -53,7 +53,7 @@ def test_a_warmup_longer_than_the_run_does_not_reach_the_peak(schedule: Any) -> 
     """As in transformers, which is a step behind, and said in a note."""
     assert rates(41, lr_scheduler_type=schedule, warmup_steps=99) == pytest.approx([0.5 * n / 99 for n in range(1, 42)])
     config = RunOptions(learning_rate=0.5, lr_scheduler_type=schedule, warmup_steps=99)
-    assert "more than the 41 steps of the run, so its learning rate reaches only 2.07e-01" in long_warmup(config, 41)
+    assert "more than the run's 41 steps, so its learning rate reaches only 2.07e-01" in long_warmup(config, 41)
     assert long_warmup(config, 99) == ""
 
 
@@ -67,10 +67,10 @@ def test_a_run_says_when_its_data_make_too_few_steps(
 ) -> None:
     """And how many epochs make enough. 32 short texts share few sequences."""
     options: dict[str, Any] = {"model": str(make_checkpoint()), "data": (str(text_data),), "out": str(tmp_path / "out")}
-    few = "note: the run has only 1 step, which is little to learn from: --epochs 50 makes it 50"
+    few = "note: the run has only 1 step, which is little to learn from: --epochs 50 makes it 50 or more"
     for more, said in (({}, few), ({"max_steps": 1}, ""), ({"epochs": 49}, "49 steps,"), ({"epochs": 50}, "")):
         open_session(FinetuneConfig(**{**options, "device": "cpu", "eval_fraction": 0, **more}))
         (note,) = [line for line in capsys.readouterr().out.splitlines() if "has only" in line] or [""]
         assert said in note and bool(said) == bool(note)
     open_session(FinetuneConfig(**options, device="cpu", eval_fraction=0, max_steps=2, warmup_steps=3))
-    assert "note: --warmup-steps 3 is more than the 2 steps of the run" in capsys.readouterr().out
+    assert "note: --warmup-steps 3 is more than the run's 2 steps" in capsys.readouterr().out

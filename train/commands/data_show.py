@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from wgrad.device.shown import counted
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.packing import Document, Example, Pair, pack_documents
@@ -46,7 +47,8 @@ def run_data_show(config: RunOptions, examples: int, as_json: bool = False) -> i
     colors = console.color_system is not None
     for example in _spread(data.train, examples):
         for document, what in zip(example.parts, _names(example)):
-            say(f"{_plain(example.source)}: {what}{len(document)} tokens, {document.num_targets} {_counts(config)}")
+            tokens = f"{counted(len(document), 'token')}, {document.num_targets} {_counts(config)}"
+            say(f"{_plain(example.source)}: {what}{tokens}")
             console.print(example_text(document, tokenizer, colors), soft_wrap=True)
             say("")
     say(f"{_counts(config)} is {'green' if colors else 'in «»'}; all else is only read")
@@ -130,12 +132,13 @@ def _plain(text: str) -> str:
 
 def summary(data: Dataset, config: RunOptions) -> list[str]:
     """Return statistics of the data in lines: what `finetune` prints, lengths, targets, and filling of sequences."""
-    counted = [(len(part), part.num_targets) for example in data.train for part in example.parts]
-    lengths, targets = np.array(counted).T
+    sizes = [(len(part), part.num_targets) for example in data.train for part in example.parts]
+    lengths, targets = np.array(sizes).T
     low, middle, high = np.percentile(lengths, [0, 50, 100]).astype(int)
     lines = [data.summary(), *(f"  {_plain(remark)}" for remark in (data.turns, *data.remarks) if remark)]
     what = "a completion with its prompt" if config.objective_kind.records != "texts" else "an example"
-    lines.append(f"tokens of {what}: {low} to {high}, half of them at most {middle}")
+    spread = f"{low} to {high}, half of them at most {middle}" if low < high else str(low)
+    lines.append(f"tokens of {what}: {spread}")
     learned = 100 * targets.sum() / lengths.sum()
     lines.append(f"{_counts(config)}: {targets.sum()} of {lengths.sum()} tokens ({learned:.1f} %)")
     rows, filled, of_step = _sequences(data, config)
@@ -143,8 +146,8 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
     packed = "" if config.packs else f" ({what} each)" if config.packing else " (--no-packing: an example each)"
     epoch = "an epoch" if data.mix is None else "the first epoch"
     lines.append(
-        f"sequences of {config.max_length} tokens{packed}: {rows}, {filled:.1f} % filled; {epoch} has {steps} "
-        f"step{'s' * (steps > 1)} of {of_step} sequence{'s' * (of_step > 1)}"
+        f"sequences of {config.max_length} tokens{packed}: {rows}, {filled:.1f} % filled; {epoch} has "
+        f"{counted(steps, 'step')} of {counted(of_step, 'sequence')}"
     )
     note = few_steps(config, config.epochs * steps)
     return [*lines, note] if note else lines

@@ -16,6 +16,7 @@ import numpy as np
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import UnusableResult
+from wgrad.device.shown import counted
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import Batch, eval_batches
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
@@ -134,7 +135,7 @@ def _entry(loss: float) -> dict[str, float | None]:
 
 def _table(result: dict[str, Any]) -> str:
     cut = f", {result['truncated']} truncated to --max-length" if result["truncated"] else ""
-    lines = [f"{result['data']}: {result['examples']} examples{cut}, {result['tokens']} tokens that count"]
+    lines = [f"{result['data']}: {counted(result['examples'], 'example')}{cut}, {result['tokens']} tokens that count"]
     lines.append(f"{'':8} {'nats a token':>14} {'perplexity':>14}")
     for name in ("base", "adapter"):
         if entry := result.get(name):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from wgrad.device.shown import counted
 from wgrad.train.commands.evaluate import build_measured, not_finite
 from wgrad.train.data.choices import Choice, Question, read_questions
 from wgrad.train.data.packing import ROW_STEP
@@ -79,7 +80,7 @@ def _table(result: dict[str, Any]) -> str:
     before = f", {result['shots']} shots before each" if result["shots"] else ""
     before += ", in the chat template" if result["chat"] else ""
     cut = f", {result['truncated']} choices cut to --max-length" if result["truncated"] else ""
-    lines = [f"{result['choices']}: {result['questions']} questions{before}{cut}; +- is the standard error"]
+    lines = [f"{result['choices']}: {counted(result['questions'], 'question')}{before}{cut}; +- is the standard error"]
     lines.append(f"{'':8} {'acc':>17} {'acc_norm':>17}")
     for name in ("base", "adapter"):
         if entry := result.get(name):

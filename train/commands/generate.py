@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from itertools import chain, islice
 
+from wgrad.device.shown import counted
 from wgrad.train.inference.generation import check_positions, generate_batch
 from wgrad.train.inference.guide import Grammars
 from wgrad.train.inference.guide_options import guides_of
@@ -58,7 +59,7 @@ def run_generate(args: GenerateConfig) -> int:
     guides = guides_of(args, Grammars(tokenizer, opened.config.vocab_size), tokenizer, [prompt])
     model = build_model(opened, [prompt], bool(guides))
     ids = text_ids(model, prompt, args.max_new_tokens, args, tokenizer.stop_ids, guides)
-    with display.phase(f"reading the prompt of {len(prompt)} tokens"):  # its bar disappears before any text
+    with display.phase(f"reading the prompt of {counted(len(prompt), 'token')}"):  # its bar disappears before any text
         first = list(islice(ids, 1))
     shown = harmless if sys.stdout.isatty() else str
     if not args.chat:

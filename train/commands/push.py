@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.device.shown import as_text
+from wgrad.device.shown import as_text, counted
 from wgrad.train.data.tokenizer_source import tokenizer_files
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.hub import is_hub_id
@@ -63,7 +63,8 @@ def run_push(args: PushConfig) -> int:
         else:
             with open_input(content, option) as file:  # before anything is sent
                 total += os.fstat(file.fileno()).st_size
-    say(f"uploading {len(files)} files ({size(total)}) to {args.repo}, {'public' if args.public else 'private'}")
+    access = "public" if args.public else "private"
+    say(f"uploading {counted(len(files), 'file')} ({size(total)}) to {args.repo}, {access}")
     say(f"uploaded: {upload(args.repo, files, args.public)}")
     return 0
 

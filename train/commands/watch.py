@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.output.watched import WatchedRun
@@ -31,6 +32,6 @@ def run_watch(config: WatchConfig, folders: Sequence[str]) -> int:
     end_at_signals()
     with WatchServer(config.port, open_watch(folders)) as server:
         count = len(server.watch.runs)
-        print(f"watching {count} run{'s' * (count != 1)} at {server.address} (Ctrl-C ends it)", flush=True)
+        print(f"watching {counted(count, 'run')} at {server.address} (Ctrl-C ends it)", flush=True)
         server.serve_forever()
     raise WgradError("the web server ended by itself: start it again")

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.train.data.conversation_forms import type_name
 from wgrad.train.data.data_files import JSON, Progress, open_data
 from wgrad.train.data.samples import keys_of, of_line, parse_object, text_of
@@ -139,7 +140,7 @@ def _drawer(pool: Sequence[_Record], options: ChoiceOptions, seed: int) -> Calla
         if len(found) < shots:
             what = "--shots-from has" if options.shots_from else "without the one that is asked --choices has"
             count = sum(1 for _ in without(record, pool))
-            raise WgradError(f"--shots: {what} {count} questions; got {shots}: give fewer, or a longer file")
+            raise WgradError(f"--shots: {what} {counted(count, 'question')}; got {shots}: give fewer, or a longer file")
         return found
 
     return draw if shots else lambda record: []

@@ -1,6 +1,6 @@
 """Conversations, and questions with answers, in the forms of common data sets, as messages of a chat template.
 
-The forms are those of the data sets Alpaca, Dolly, OpenOrca and ShareGPT on the Hugging Face hub, of OpenAI's
+The forms are those of the data sets Alpaca, Dolly, OpenOrca and ShareGPT on the Hugging Face Hub, of OpenAI's
 fine-tuning files, and of the documentation of LLaMA-Factory and Axolotl, with the roles that derived data sets use.
 """
 

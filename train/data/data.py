@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.train.data.data_files import DataFile, Progress, list_data, open_data
 from wgrad.train.data.documents import (
     ChosenDocuments,
@@ -55,13 +56,14 @@ class Dataset:
 
     def summary(self) -> str:
         """Return one line for the user."""
-        line = f"{len(self.train)} examples to train on, {len(self.held_out)} held out, {self.tokens} tokens"
+        examples, tokens = counted(len(self.train), "example"), counted(self.tokens, "token")
+        line = f"{examples} to train on, {len(self.held_out)} held out, {tokens}"
         if self.truncated:
-            line += f"; {self.truncated} truncated to --max-length (lost {self.cut_tokens} tokens)"
+            line += f"; {self.truncated} truncated to --max-length (lost {counted(self.cut_tokens, 'token')})"
         if self.left_out:
             line += f"; {self.left_out} left out (what is trained on begins beyond --max-length)"
         if self.bad_lines:
-            line += f"; {self.bad_lines} bad line{'s' if self.bad_lines > 1 else ''} skipped"
+            line += f"; {counted(self.bad_lines, 'bad line')} skipped"
         return line
 
 
@@ -175,10 +177,11 @@ def _split(
         return documents, ()
     number = max(1, round(config.eval_fraction * len(documents)))
     if number >= len(documents):
-        bad = f" ({skipped} invalid line{'s' * (skipped > 1)} skipped: wgrad data show tells why)" if skipped else ""
+        bad = f" ({counted(skipped, 'invalid line')} skipped: wgrad data show tells why)" if skipped else ""
         raise WgradError(
-            f"--eval-fraction: {config.eval_fraction:g} of {len(documents)} example(s) in {' '.join(config.data)}{bad} "
-            "leaves none to train on: give more data, --eval-data FILE, or --eval-fraction 0"
+            f"--data: {' '.join(config.data)} has {counted(len(documents), 'example')}{bad}, and --eval-fraction "
+            f"{config.eval_fraction:g} holds out {number}, so none is left to train on: give more data, --eval-data "
+            "FILE, or --eval-fraction 0"
         )
     # The last number makes this generator differ from the one that orders the epochs.
     generator = np.random.Generator(np.random.PCG64([config.seed, 0, 1]))
@@ -258,6 +261,7 @@ def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents
     except WgradError as error:
         raise WgradError(f"{file.option}: {file.name}: {error}") from error
     if len(ids) < 2:
-        raise WgradError(f"{file.option}: {file.name} has {len(ids)} token(s): at least 2 are needed to learn from")
+        tokens = counted(len(ids), "token")
+        raise WgradError(f"{file.option}: {file.name} has {tokens}: at least 2 are needed to learn from")
     has_bos = tokenizer.bos_id is not None and ids[0] == tokenizer.bos_id
     return StreamDocuments(file.name, np.frombuffer(ids, np.int32), seq_len, has_bos)

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.train.files.hub_splits import ENDINGS, files_of_split, split_of
 from wgrad.train.files.input_files import reading
 
@@ -60,7 +61,7 @@ def folder_files(path: str, option: str, held_out: bool = False) -> tuple[list[s
         return [os.path.join(folder, name) for name in found], ()
     split, chosen = files_of_split(found, _readme(folder, option), "", split, f"{option}: {folder}", held_out)
     others = [other for other in splits if other not in ("", split)]
-    note = f"note: {folder} has {len(chosen)} file(s) of the split {split}, which are read"
+    note = f"note: {option} reads {counted(len(chosen), 'file')} of the split {split} in {folder}"
     note += f"; for another split give {folder}:{others[0]}" if others else ""
     return [os.path.join(folder, name) for name in chosen], (note,)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.train.data.mix import MOST_EPOCHS, Mix
 from wgrad.train.options.finetune_config import RunOptions
 
@@ -336,7 +337,8 @@ class BatchStream:
             )
         if step > self.total_steps:
             raise WgradError(
-                f"--max-steps: the checkpoint already has {step} steps, more than the {self.total_steps} asked for: "
+                f"--max-steps: the checkpoint already has {counted(step, 'step')}, more than the "
+                f"{self.total_steps} asked for: "
                 "give more --max-steps or --epochs, or leave both out"
             )
         self.step = step

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.train.data.data_files import DataFile
 from wgrad.train.data.documents import Documents, LineDocuments, PairDocuments
 from wgrad.train.data.preferences import parse_preference
@@ -186,7 +187,8 @@ class _Reader:
             notes.append(f"note: {name} has keys that are not read: {_counted(self.unread)}")
         if self.lost_lines:
             notes.append(
-                f"note: {name}: the chat template leaves out {self.lost_tokens} tokens of {self.lost_lines} lines, "
+                f"note: {name}: the chat template leaves out {counted(self.lost_tokens, 'token')} of "
+                f"{counted(self.lost_lines, 'line')}, "
                 f"{one_line(ascii(self.lost_example), 60)} for one, so they are not trained on: --chat-template takes "
                 "one that keeps them"
             )
@@ -210,5 +212,5 @@ class _Reader:
 
 def _counted(unread: Counter[str]) -> str:
     """List keys, the most frequent first, each with its number of records."""
-    shown = [f"{one_line(repr(key), 60)} ({count} lines)" for key, count in unread.most_common(SHOWN)]
+    shown = [f"{one_line(repr(key), 60)} ({counted(count, 'line')})" for key, count in unread.most_common(SHOWN)]
     return ", ".join(shown) + (f" and {len(unread) - SHOWN} more" if len(unread) > SHOWN else "")

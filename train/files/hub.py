@@ -1,4 +1,4 @@
-"""Finding a model: a folder, or a repository of the Hugging Face hub, which is fetched into the hub's cache."""
+"""Finding a model: a folder, or a repository of the Hugging Face Hub, which is fetched into the hub's cache."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def hub_errors(hub_id: str, option: str) -> Iterator[Any]:
         from huggingface_hub import errors
     except ImportError as error:
         raise WgradError(
-            f"{option}: no such folder: {hub_id}; to fetch it from the Hugging Face hub: pip install huggingface_hub"
+            f"{option}: no such folder: {hub_id}; to fetch it from the Hugging Face Hub: pip install huggingface_hub"
         ) from error
-    name = f"{option}: no such folder: {hub_id}; from the Hugging Face hub:"
+    name = f"{option}: no such folder: {hub_id}; from the Hugging Face Hub:"
     try:
         with answers_in_time():
             yield huggingface_hub

@@ -1,4 +1,4 @@
-"""A data set of the Hugging Face hub, as ID, ID:SPLIT or ID:CONFIGURATION/SPLIT: its data files, fetched into the hub's
+"""A data set of the Hugging Face Hub, as ID, ID:SPLIT or ID:CONFIGURATION/SPLIT: its data files, fetched into the hub's
 cache. If it has none, or makes them by a script, the Parquet files that the hub converted it to. A complete fetch is
 noted, and later used without asking the hub."""
 
@@ -17,6 +17,7 @@ import msgspec
 
 from wgrad.device.cache import cache_folder, is_kept, keep
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.hub_answers import ANSWER_SECONDS, answers_in_time
 from wgrad.train.files.hub_splits import files_of_conversion, files_of_split, missing_shards
@@ -59,9 +60,9 @@ def data_set_files(spec: str, option: str, held_out: bool = False) -> tuple[list
         import huggingface_hub
     except ImportError as error:
         raise WgradError(
-            f"{option}: no such file: {spec}; to fetch it from the Hugging Face hub: pip install 'wgrad[hub]'"
+            f"{option}: no such file: {spec}; to fetch it from the Hugging Face Hub: pip install 'wgrad[hub]'"
         ) from error
-    where = f"{option}: {hub_id} on the Hugging Face hub"
+    where = f"{option}: {hub_id} on the Hugging Face Hub"
     marker = _marker(f"{spec} held out" if held_out and not split else spec)
     fetched = _noted(marker)
     if fetched and (paths := _paths(fetched, hub_id, huggingface_hub)):
@@ -83,7 +84,7 @@ def data_set_files(spec: str, option: str, held_out: bool = False) -> tuple[list
             note = f"note: {hub_id}: the hub cannot be reached: the files in its cache are taken for all"
             return cached, (*_note(spec, cached, named), note)
         raise WgradError(
-            f"{option}: no such file: {spec}; and the Hugging Face hub cannot be reached "
+            f"{option}: no such file: {spec}; and the Hugging Face Hub cannot be reached "
             f"({one_line(str(error))[:120] or type(error).__name__}), nor is it in its cache: check the network, or "
             "give a file"
         ) from error
@@ -91,7 +92,8 @@ def data_set_files(spec: str, option: str, held_out: bool = False) -> tuple[list
 
 
 def _note(spec: str, paths: list[str], split: str, origin: str = "") -> tuple[str, ...]:
-    return (f"note: {spec} is a data set of the Hugging Face hub: {len(paths)} file(s) of its split {split}{origin}",)
+    files = counted(len(paths), "file")
+    return (f"note: {spec} is a data set of the Hugging Face Hub: {files} of its split {split}{origin}",)
 
 
 def _marker(spec: str) -> Path:

@@ -32,7 +32,7 @@ def model_without_weights(spec: str, scratch: Path, option: str = "--model") -> 
         return cached
     parts = fetch_parts(spec, option, [_CONFIG, _INDEX])
     if not (parts / _CONFIG).exists():
-        raise WgradError(f"{option}: {spec} has no {_CONFIG} on the Hugging Face hub: give a model")
+        raise WgradError(f"{option}: {spec} has no {_CONFIG} on the Hugging Face Hub: give a model")
     config = read_json(parts / _CONFIG, dict[str, Any], option, from_python=True)
     quantized = config.get("quantization_config")
     if quantized is not None and (not isinstance(quantized, dict) or quantized.get("quant_method") not in _BY_SHAPE):

@@ -14,6 +14,7 @@ from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
 from wgrad.device.errors import UnusableResult, WgradError
+from wgrad.device.shown import counted
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.model import Model
@@ -202,7 +203,7 @@ def not_finite(model: Model, tokens: int) -> UnusableResult:
     """Return the error for logits that are not finite. tokens: number of new tokens up to the first such."""
     wide = "the weights, or the adapter, are damaged or come of a training that failed: fetch them again"
     return UnusableResult(
-        f"the model's logits are not finite (NaN or infinity) within the first {tokens} token{'s' * (tokens > 1)}, so "
+        f"the model's logits are not finite (NaN or infinity) within the first {counted(tokens, 'token')}, so "
         "that no text can be chosen by them: "
         + (
             wide

@@ -21,7 +21,7 @@ from wgrad.train.run.finetune import run_finetune
 from wgrad.train.step.hooks import Hooks, LossFunction, Metric
 
 _RECORDS = (
-    "training data: files or a hub data set, as for the command; or records: an iterable such as a list, a table of "
+    "training data: files or a Hub data set, as for the command; or records: an iterable such as a list, a table of "
     "pandas, polars or pyarrow, or a data set of the package datasets (if it has splits, train). All records are read "
     "before the first step"
 )

@@ -22,6 +22,7 @@ from msgspec import Struct
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
+from wgrad.device.shown import counted
 from wgrad.train.files.decode import read_json, show
 from wgrad.train.files.fp8_files import with_fp8
 from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
@@ -194,7 +195,7 @@ class ModelFiles:
             listed = ", ".join(unused[:_MOST_LISTED])
             listed += f" and {len(unused) - _MOST_LISTED} more" if len(unused) > _MOST_LISTED else ""
             raise WgradError(
-                f"--model: {self.folder} has {len(unused)} tensor{'s' * (len(unused) > 1)} that {config.architecture}, "
+                f"--model: {self.folder} has {counted(len(unused), 'tensor')} that {config.architecture}, "
                 f"as it is configured, does not use: {listed}: correct config.json, or take all files from one model"
             )
 

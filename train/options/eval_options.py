@@ -15,7 +15,7 @@ from wgrad.train.options.unused_options import unused_options
 
 # Fields, with their help if they mean something else here than in a run.
 EVAL_OPTIONS = {
-    "model": "model: a folder, a GGUF file, or a hub id such as org/name; needed unless --adapter names it",
+    "model": "model: a folder, a GGUF file, or a Hub id such as org/name; needed unless --adapter names it",
     "adapter": "PEFT adapter to compare with the model",
     "data": "file to measure on, in any format that finetune takes as its --data",
     "chat_template": TEMPLATE_HELP,

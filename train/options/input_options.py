@@ -25,7 +25,7 @@ class InputOptions(Options):
 
     model: str = a_path(
         "",
-        "base model: a folder in Hugging Face layout, a GGUF file, or a hub id such as org/name",
+        "base model: a folder in Hugging Face layout, a GGUF file, or a Hub id such as org/name",
         metavar="DIR_OR_HUB_ID",
         required=True,
     )
@@ -33,7 +33,7 @@ class InputOptions(Options):
         (),
         "training data: JSONL, a JSON array, CSV, Parquet with text, prompt + completion, messages, chosen + rejected "
         "or completion + label; or plain text. Several times for several sources, with weights as FILE=3: the share of "
-        "each in an epoch. - is standard input; OWNER/NAME or OWNER/NAME:SPLIT a data set of the Hugging Face hub",
+        "each in an epoch. - is standard input; OWNER/NAME or OWNER/NAME:SPLIT a data set of the Hugging Face Hub",
         metavar="FILE",
         required=True,
         repeat=True,

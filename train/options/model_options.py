@@ -47,7 +47,7 @@ class OneModel(WithTemplate):
 
     model: str = option(
         "",
-        "model: a folder, a GGUF file, or a hub id such as org/name; needed unless --adapter names it",
+        "model: a folder, a GGUF file, or a Hub id such as org/name; needed unless --adapter names it",
         metavar="DIR_OR_HUB_ID",
         path=True,
     )

@@ -29,7 +29,7 @@ class ServeConfig(NetworkOptions, WithTemplate, WithContext):
 
     model: str = option(
         "",
-        "model: a folder, a GGUF file, or a hub id such as org/name; needed unless an --adapter names it",
+        "model: a folder, a GGUF file, or a Hub id such as org/name; needed unless an --adapter names it",
         metavar="DIR_OR_HUB_ID",
         path=True,
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wgrad.device.files import write_text
+from wgrad.device.shown import counted
 from wgrad.train.terminal.svg import FAINT, GRID, INK, legible, shortened, svg_begin, svg_text
 
 LOSS_CURVE_FILE = "loss.svg"
@@ -188,13 +189,13 @@ def _bands(axes: _Axes, spans: list[Span]) -> list[str]:
 
 
 def _summary(last: float, marks: list[Point], records: Sequence[Mapping[str, Any]], gaps: list[Span]) -> str:
-    text = f"{int(last):,} step{'s' * (last != 1)}"
+    text = counted(int(last), "step")
     if marks:
         text += f", held-out loss {marks[0][1]:.3f}" + (f" → {marks[-1][1]:.3f}" if len(marks) > 1 else "")
     if gaps:
         count = sum(record.get("loss") is None for record in records)
         where = f"{'from ' if count > 1 else 'at '}step {gaps[0][0]:,.0f}"
-        text += f"; {count:,} loss{'es' * (count != 1)} not finite, {where}"
+        text += f"; {counted(count, 'loss', 'losses')} not finite, {where}"
     return text
 
 

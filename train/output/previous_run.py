@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.train.files.decode import read_json
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.model_files import SINGLE_FILE
@@ -85,7 +86,7 @@ def _longer(config: FinetuneConfig, length: Length) -> bool:
     if config.max_steps is not None:
         if config.max_steps < length.steps:
             raise WgradError(
-                f"--max-steps: the run in {config.out} already has {length.steps} steps, more than the "
+                f"--max-steps: the run in {config.out} already has {counted(length.steps, 'step')}, more than the "
                 f"{config.max_steps} asked for: give more, or another --out"
             )
         if config.epochs != length.epochs and config.max_steps == length.max_steps:

@@ -13,6 +13,7 @@ from types import TracebackType
 from rich.console import Console
 
 from wgrad.device.files import make_folder, own_file, writing
+from wgrad.device.shown import counted
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
 from wgrad.train.output.callbacks import Callback, StepReport
 from wgrad.train.output.metrics import RecordsFile
@@ -72,7 +73,7 @@ class RunOutputs:
                 file.take_over()
             self.display.console = make_console(terminal=False, silent=self._silent)
         names, left = ", ".join(map(str, lost)), self.world.size
-        self.display.say(f"lost {names}: going on with {left} rank{'s' * (left > 1)} from the last step that all did")
+        self.display.say(f"lost {names}: going on with {counted(left, 'rank')} from the last step that all did")
 
     def __enter__(self) -> RunOutputs:
         self.world.on_loss = self.after_loss

@@ -267,6 +267,6 @@ def check_result(optimizer: AdamW, done: int, config: RunOptions) -> None:
         raise not_finite(done, config)
     if not optimizer.applied():
         raise UnusableResult(
-            f"all {done} steps were skipped, because no gradient was finite: nothing was trained, and no result is "
-            f"written: {what_to_try(config)}"
+            f"{'the only step was' if done == 1 else f'all {done} steps were'} skipped, because no gradient was "
+            f"finite: nothing was trained, and no result is written: {what_to_try(config)}"
         )

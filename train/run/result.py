@@ -12,6 +12,7 @@ import numpy as np
 
 from wgrad.autograd.matrix_units import left_idle
 from wgrad.device.files import write_json, write_text
+from wgrad.device.shown import counted
 from wgrad.train.data.tokenizer_source import find_source, save_tokenizer
 from wgrad.train.files.hub import is_hub_id
 from wgrad.train.model.adapter_files import save_adapter
@@ -97,7 +98,7 @@ def say_done(session: Session, results: dict[str, Any], skipped: int, plan: Plan
     """Print the last lines of a run."""
     config = session.config
     if skipped:
-        session.say(f"note: {skipped} steps were skipped because a gradient was not finite")
+        session.say(f"note: {counted(skipped, 'step was', 'steps were')} skipped because a gradient was not finite")
     what, peak = "model" if config.full else "adapter", size(session.device.memory().peak_bytes)
     if plan is not None:
         peak += f" (expected {size(plan.peak_bytes)})"

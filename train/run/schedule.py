@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from wgrad.device.shown import counted
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.output.checkpoints import Schedule
 
@@ -57,8 +58,9 @@ def schedule_note(
     ended = f", prolonged from {ended_at}" if ended_at else ""
     first = min(done, total_steps - 1)
     return (
-        f"schedule: {total_steps} steps in all{ended} (was {before.steps}); {config.lr_scheduler_type} from a peak of "
-        f"{config.learning_rate:g}; step {first + 1} has learning rate {learning_rate(config, first, total_steps):.2e}"
+        f"schedule: {counted(total_steps, 'step')} in all{ended} (was {before.steps}); {config.lr_scheduler_type} "
+        f"from a peak of {config.learning_rate:g}; step {first + 1} has learning rate "
+        f"{learning_rate(config, first, total_steps):.2e}"
     )
 
 
@@ -66,9 +68,11 @@ def few_steps(config: RunOptions, steps: int) -> str:
     """Return a note on a run whose data give too few steps to learn from, or ""."""
     if steps >= FEW_STEPS or config.max_steps or config.lr_sweep:
         return ""
-    count = f"{steps} step{'s' * (steps != 1)}"
     epochs = -(-config.epochs * FEW_STEPS // steps)
-    return f"note: the run has only {count}, which is little to learn from: --epochs {epochs} makes it {FEW_STEPS}"
+    return (
+        f"note: the run has only {counted(steps, 'step')}, which is little to learn from: --epochs {epochs} makes it "
+        f"{FEW_STEPS} or more"
+    )
 
 
 def long_warmup(config: RunOptions, steps: int) -> str:
@@ -78,6 +82,6 @@ def long_warmup(config: RunOptions, steps: int) -> str:
         return ""
     peak = learning_rate(config, steps - 1, steps)
     return (
-        f"note: --warmup-steps {warmup} is more than the {steps} steps of the run, so its learning rate reaches only "
-        f"{peak:.2e}: use a fraction such as 0.03, or fewer steps"
+        f"note: --warmup-steps {warmup} is more than the run's {counted(steps, 'step')}, so its learning rate "
+        f"reaches only {peak:.2e}: use a fraction such as 0.03, or fewer steps"
     )

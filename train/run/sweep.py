@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from wgrad.device.errors import UnusableResult
 from wgrad.device.files import make_folder, write_json
+from wgrad.device.shown import counted
 from wgrad.train.output.metrics import MetricsFile
 from wgrad.train.output.previous_run import SWEEP_FILE
 from wgrad.train.ranks.world import World
@@ -51,7 +52,9 @@ class Sweep:
             Interrupted: The run was asked to end; nothing is written.
         """
         session, rates = self.session, self.session.config.lr_sweep
-        session.say(f"sweep: {len(rates)} learning rates, {session.stream.total_steps} steps each")
+        session.say(
+            f"sweep: {counted(len(rates), 'learning rate')}, {counted(session.stream.total_steps, 'step')} each"
+        )
         start = self.trainer.optimizer.state_arrays()
         before = self._held_out("before")
         rows = []
@@ -115,7 +118,7 @@ def table(rows: list[Row], before: float | None, best: float | None) -> list[str
 
     lines = [f"{'learning rate':>14} {'training loss':>14} {'held-out loss':>14}   (before: {number(before)})"]
     for row in rows:
-        skipped = f"  {row.skipped_steps} steps skipped" if row.skipped_steps else ""
+        skipped = f"  {counted(row.skipped_steps, 'step')} skipped" if row.skipped_steps else ""
         mark = "  best" if row.lr == best else ""
         lines.append(f"{row.lr:>14g} {number(row.loss):>14} {number(row.held_out_loss):>14}{mark}{skipped}")
     if best is not None and best in (min(row.lr for row in rows), max(row.lr for row in rows)):

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from wgrad.device.errors import DeviceLost, WgradError
+from wgrad.device.shown import counted
 from wgrad.train.data.tokenizer_files import TEMPLATE_FILE
 from wgrad.train.data.tokenizer_source import save_template
 from wgrad.train.options.choices import LORA
@@ -138,7 +139,7 @@ class WholeRun:
         self.results |= before.results("before") if before is not None else {}
         start_profile(session)
         left = stream.total_steps - stream.step
-        session.say(f"training: {left} step{'s' * (left != 1)}, {len(stream.documents)} examples")
+        session.say(f"training: {counted(left, 'step')}, {counted(len(stream.documents), 'example')}")
         self.metrics = files.enter_context(MetricsFile(config.out, begun_at, writes=writes))
         self.outputs.records.append(self.metrics)
         if before is not None and before.loss is not None:
@@ -146,7 +147,7 @@ class WholeRun:
         callbacks.listen(self.kept_out)
         for file in (self.metrics, samples):
             if file is not None and file.invalid:
-                lines = "1 line is no record" if file.invalid == 1 else f"{file.invalid} lines are no records"
+                lines = counted(file.invalid, "line is no record", "lines are no records")
                 session.say(f"note: {file.path}: {lines} of a run: left out")
         self.best = BestSteps(config, state.info.held_out if state is not None else ())
 

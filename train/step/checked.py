@@ -8,6 +8,7 @@ from typing import Any
 from wgrad.autograd.driver_faults import known_faults
 from wgrad.autograd.selftest.verify import verify
 from wgrad.device.contract import Device
+from wgrad.device.shown import counted
 from wgrad.train.terminal.progress import Display
 
 
@@ -29,7 +30,7 @@ def check_operators(device: Device, dry: Any, display: Display) -> bool:
     with display.phase("checking operators", unit="checks") as phase:
         outcome = verify(device, dry, phase.update)
     if outcome.operators:
-        display.say(f"verified {outcome.operators} operators in {outcome.seconds:.1f} s")
+        display.say(f"verified {counted(outcome.operators, 'operator')} in {outcome.seconds:.1f} s")
     if outcome.off:
         display.say(f"note: {outcome.wrong}: {' and '.join(outcome.off)} stay off on this GPU ({outcome.again})")
     return bool(outcome.off)

@@ -13,6 +13,7 @@ from typing import Any
 from wgrad.device.contract import PAGE
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
+from wgrad.device.shown import counted
 from wgrad.wgsl.attention import attention_matrix
 from wgrad.wgsl.attention.attention_plan import Plan, ceil_div, decode_bytes, decode_columns, plan
 from wgrad.wgsl.elements import wgsl_element
@@ -49,7 +50,7 @@ def batches_of(device: Runtime, arrays: Sequence[Array]) -> Iterator[tuple[int, 
     step = batch if most >= batch else most // align * align
     if step == 0:
         raise DeviceError(
-            f"attention: {align} batch element(s) of up to {max(rows):,} bytes do not fit one binding of this"
+            f"attention: {counted(align, 'batch element')} of up to {max(rows):,} bytes do not fit one binding of this"
             f" device ({device.max_binding_bytes:,}); use a smaller --max-length"
         )
     for at in range(0, batch, step):
