@@ -177,7 +177,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "GraniteMoeSWAForCausalLM": {"layer_rope_theta": [1.5], "layer_types": ["conv"] * 2, "clip_qkv": 8.0},
     "MellumForCausalLM": {"mlp_layer_types": ["dense", "conv"], "layer_types": ["conv"] * 2, "num_mtp_layers": 2},
     "PhimoeForCausalLM": {
-        "num_experts_per_tok": 3, "input_jitter_noise": 0.1,
+        "num_experts_per_tok": 3,
         "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0] * 6, "short_mscale": 1.2},
     },
     "FlexOlmoForCausalLM": {"num_experts_per_tok": 6, "clip_qkv": 8.0},
@@ -309,7 +309,7 @@ def test_rope_values_that_no_model_has_are_refused(spelling: str, kind: str, mak
     wrong += [("original_max_position_embeddings", v) for v in NEVER] + [("rope_theta", 1), ("truncate", None)]
     wrong += [("attention_factor", v) for v in (-1, 1e300, "x")] + [("mscale", v) for v in (-1, "x")]
     if kind == "llama3":
-        wrong += [("high_freq_factor", 1.0), ("high_freq_factor", 0.5), ("low_freq_factor", None)]
+        wrong += [("high_freq_factor", 0.99), ("high_freq_factor", 0.5), ("low_freq_factor", None)]
     for key, value in wrong:
         with pytest.raises(WgradError, match=rf"^config.json: .*{key}") as caught:
             parse_model_config(make_config() | {spelling: good | {key: value}})
@@ -421,6 +421,7 @@ def test_time_steps_beyond_a_float_are_refused(make_config: Config) -> None:
         ("LlamaForCausalLM", {"attention_dropout": 0.0, "hidden_dropout": 0.1}, ()),
         ("LlamaForCausalLM", {"attention_dropout": 0.25}, (("attention_dropout", 0.25),)),
         ("PhiForCausalLM", {"resid_pdrop": 0.1}, (("resid_pdrop", 0.1),)),
+        ("PhimoeForCausalLM", {"input_jitter_noise": 0.01}, (("input_jitter_noise", 0.01),)),
         ("SeedOssForCausalLM", {}, (("attention_dropout", 0.1), ("residual_dropout", 0.1))),
         ("SeedOssForCausalLM", {"attention_dropout": 0, "residual_dropout": None}, ()),
     ],

@@ -252,9 +252,19 @@ def check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
         )
 
 
-def refuse_unsupported(raw: Mapping[str, Any], file: ConfigFile, where: str) -> None:
-    """Raise WgradError if a key asks for a feature that is not supported."""
-    for key, supported in {**UNSUPPORTED, **file.unsupported}.items():
+def refuse_unsupported(
+    raw: Mapping[str, Any], file: ConfigFile, where: str, built: Mapping[str, tuple[Any, ...]]
+) -> None:
+    """Raise WgradError if a key asks for a feature that is not supported.
+
+    Args:
+        raw: The mapping of a config.json.
+        file: Its keys as the family reads them.
+        where: Begins the error.
+        built: Values of UNSUPPORTED's keys that ask for what this model has.
+    """
+    usual = {key: (*values, *built.get(key, ())) for key, values in UNSUPPORTED.items()}
+    for key, supported in {**usual, **file.unsupported}.items():
         if key in raw and raw[key] not in supported and (key in file.unsupported or not hasattr(file, key)):
             raise WgradError(
                 f"{where}: {key} {show(raw[key])} is not supported: only {' or '.join(map(show, supported))} is"

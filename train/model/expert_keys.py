@@ -203,7 +203,10 @@ class Qwen3MoeFile(ExpertsFile, kw_only=True):
 
 
 class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
-    """Keys of Qwen2-MoE: those of Qwen3-MoE, of a shared expert, and of sliding layers."""
+    """Keys of Qwen2-MoE: those of Qwen3-MoE, of a shared expert, and of sliding layers.
+
+    transformers 5 writes 0 as sliding_window if use_sliding_window is false.
+    """
 
     count_keys: ClassVar[tuple[str, ...]] = ("num_experts",)
     usual_experts: ClassVar[int] = 60
@@ -211,6 +214,7 @@ class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
     intermediate_size: Width = 5632
     num_attention_heads: Count = 16
     num_key_value_heads: Count | None = 16  # type: ignore[assignment]
+    sliding_window: Annotated[int, Meta(ge=0, le=1 << 31)] | None = 4096
     max_window_layers: Annotated[int, Meta(ge=0)] = 28
     layer_types: list[str] | None = None
     moe_intermediate_size: Width = 1408
@@ -225,7 +229,7 @@ class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
     @property
     def window(self) -> int | None:
         """Return the tokens of a window; None if no layer has one."""
-        return self.sliding_window if self.use_sliding_window else None
+        return self.sliding_window or None if self.use_sliding_window else None
 
     def windows(self) -> tuple[int, ...]:
         """Return each layer's window, 0 for none. Every second layer slides if `layer_types` is missing."""
@@ -340,13 +344,13 @@ class PhimoeFile(ExpertsFile, kw_only=True):
     """Keys of Phi-3.5-MoE.
 
     router_jitter_noise: relative distance from the best logit up to which an expert counts in the best's softmax.
+    input_jitter_noise, as dropout, is for training alone.
     short_mscale, long_mscale: factors of the rotary embedding, which are equal in released models.
     """
 
     count_keys: ClassVar[tuple[str, ...]] = ("num_local_experts",)
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "num_experts_per_tok": (2,), "input_jitter_noise": (None, 0),
-    }  # fmt: skip
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"num_experts_per_tok": (2,)}
+    dropouts: ClassVar[Mapping[str, float]] = {"attention_dropout": 0.0, "input_jitter_noise": 0.0}
     usual_experts: ClassVar[int] = 16
     default_theta: ClassVar[float] = 1_000_000.0
     vocab_size: Vocabulary = 32_064

@@ -162,8 +162,8 @@ class Gemma4File(SharedKeysFile, kw_only=True):
     """Keys of Gemma 4.
 
     global_head_dim and num_global_key_value_heads apply to layers without a window. transformers 5.23 writes
-    per_layer_config instead, with the shapes of layers by index. use_bidirectional_attention: "vision" concerns only
-    images.
+    per_layer_config instead, with the shapes of layers by index, which has as many digits as the last layer's ("04").
+    use_bidirectional_attention: "vision" concerns only images.
     """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"rope_scaling": (None,)}
@@ -205,6 +205,9 @@ class Gemma4File(SharedKeysFile, kw_only=True):
         others = {key for shape in (self.per_layer_config or {}).values() for key in shape} - {*_SHAPE}
         if others:
             raise ValueError(f"per_layer_config must have {' and '.join(_SHAPE)} alone; got {min(others)!r}")
+        for index in self.per_layer_config or {}:
+            if not (index.isascii() and index.isdigit() and int(index) < self.num_hidden_layers):
+                raise ValueError(f"per_layer_config must name layers by their index; got {index!r}")
         if self.enable_moe_block:
             self._check_experts()
         dims = self.layer_shapes("head_dim")
@@ -243,7 +246,8 @@ class Gemma4File(SharedKeysFile, kw_only=True):
         """Return each layer's value of `key`, which is head_dim or num_key_value_heads."""
         usual = getattr(self, key)
         if self.per_layer_config is not None:
-            return tuple(self.per_layer_config.get(str(i), {}).get(key, usual) for i in range(self.num_hidden_layers))
+            own = {int(index): shape.get(key, usual) for index, shape in self.per_layer_config.items()}
+            return tuple(own.get(layer, usual) for layer in range(self.num_hidden_layers))
         heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
         full = {"head_dim": self.global_head_dim, "num_key_value_heads": heads or usual}[key]
         return tuple(full if kind == _KINDS[1] else usual for kind in self.kinds)

@@ -58,11 +58,11 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         return replace(text, text_of=name)
     family = FAMILIES[name]
     file = convert(raw, family.keys, where)
-    refuse_unsupported(raw, file, where)
     layers, (heads, kv_heads, head_dim) = file.num_hidden_layers, file.attention_sizes
     variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers}
     variant |= {"hidden_act": file.hidden_act, "rms_norm_eps": file.rms_norm_eps}
     variant |= family.variant(file)
+    refuse_unsupported(raw, file, where, _built(variant))
     if variant.get("experts") is not None:
         variant["experts"] = replace(variant["experts"], balance=file.balance)
     key = next(key for key in _ACTIVATION_KEYS if key in file.__struct_fields__)
@@ -95,6 +95,12 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         dropouts=file.asked_dropouts(raw),
         **variant,
     )
+
+
+def _built(variant: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the values of keys by which files state what a model with these fields has (Qwen3-Coder, Command R7B)."""
+    found = {"use_qk_norm": (True,)} if variant.get("qk_norm") else {}
+    return found | ({"position_embedding_type": ("rope_gptj",)} if variant.get("interleaved") else {})
 
 
 def _architecture(file: NameFile, where: str) -> str:

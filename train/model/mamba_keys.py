@@ -20,7 +20,6 @@ from wgrad.train.model.config_file import (
     Width,
     check_layers,
 )
-from wgrad.train.model.expert_keys import ChosenCount
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
 from wgrad.train.model.variants import biases
@@ -138,7 +137,7 @@ class GraniteHybridFile(MambaFile, kw_only=True):
     shared_intermediate_size: Width = 1024
     position_embedding_type: str | None = None
     num_local_experts: Annotated[int, Meta(ge=0, le=1024)] | None = 8
-    num_experts_per_tok: ChosenCount | None = 2
+    num_experts_per_tok: Annotated[int, Meta(ge=0, le=64)] | None = 2
     output_router_logits: bool | None = False
     router_aux_loss_coef: AtLeast0 | None = 0.001
     layer_types: list[str] | None = None

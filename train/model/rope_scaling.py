@@ -157,8 +157,10 @@ def _scaling(
     if kind == "llama3":
         found |= {k: _needed(given, k, kind, where) for k in ("low_freq_factor", "high_freq_factor")}
         low, high = found["low_freq_factor"], found["high_freq_factor"]
-        if low >= high:
-            raise WgradError(f"{where}: high_freq_factor must be above low_freq_factor; got {high} and {low}: {FETCH}")
+        if low > high:
+            raise WgradError(
+                f"{where}: high_freq_factor must be at least low_freq_factor; got {high} and {low}: {FETCH}"
+            )
     if kind == "yarn":
         found |= {"beta_fast": given.beta_fast or 32.0, "beta_slow": given.beta_slow or 1.0}
         found |= {"truncate": given.truncate, "attention_factor": _yarn_factor(given, found["factor"])}
@@ -249,6 +251,8 @@ def _llama3(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
     original, low, high = config.original_max_position_embeddings, config.low_freq_factor, config.high_freq_factor
     one = np.float32(1)  # as PyTorch, which divides a number by a tensor by multiplying with the reciprocal
     wavelength = one / inverse * np.float32(2 * math.pi)
+    if low == high:  # Llama 4 Scout's
+        return np.where(wavelength > np.float32(original / low), inverse / np.float32(config.factor), inverse)
     smooth = (one / wavelength * np.float32(original) - np.float32(low)) / np.float32(high - low)
     stretched = inverse / np.float32(config.factor)
     between = (1 - smooth) * inverse / np.float32(config.factor) + smooth * inverse
