@@ -10,19 +10,21 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from wgrad.device.cores import ranks_on_this_host, usable_cores
+from wgrad.device.cores import affinity, ranks_on_this_host, share_of_cores
+from wgrad.device.whole_numbers import whole_number
 
 # Environment variables that set OpenBLAS' threads, the strongest first.
 _VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _NAMES = ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_", "openblas_{}_num_threads")
 _MAPS = Path("/proc/self/maps")
+_shares: list[int] = []  # cores of this process, once the ranks of its host know each other
 
 
 class _Threads:
@@ -70,7 +72,21 @@ def one_blas_thread() -> Iterator[None]:
 def matmul_threads() -> int:
     """Return how many threads `host_matmul` computes with; 0: NumPy has no OpenBLAS, and its BLAS has its own."""
     threads = _threads()
-    return 0 if threads is None else chosen_threads(threads.get(), os.environ, usable_cores())
+    if threads is None:
+        return 0
+    # Until ranks know each other's, each is taken to be bound as this one.
+    cores = _shares[-1] if _shares else share_of_cores(affinity(), [affinity()] * ranks_on_this_host())
+    return chosen_threads(threads.get(), os.environ, cores)
+
+
+def share_cores(ranks: Sequence[Collection[int]]) -> None:
+    """Let matmuls take this rank's share of the cores.
+
+    Args:
+        ranks: The affinity of each rank on this host, including this one.
+    """
+    _shares[:] = [share_of_cores(affinity(), ranks)]
+    matmul_threads.cache_clear()
 
 
 def chosen_threads(available: int, environment: Mapping[str, str], cores: int) -> int:
@@ -79,11 +95,10 @@ def chosen_threads(available: int, environment: Mapping[str, str], cores: int) -
     Args:
         available: OpenBLAS' own number. It follows the user's environment variables and the process' affinity.
         environment: Environment variables; a number that the user has set is taken as it is.
-        cores: Cores that the process may use.
+        cores: Cores that the process may use next to other ranks of its host.
     """
-    if any(environment.get(name, "").strip().isdigit() for name in _VARIABLES):
-        return available
-    return max(1, min(available, cores // ranks_on_this_host(environment)))
+    set_by_user = any(whole_number(environment.get(name, "").strip()) is not None for name in _VARIABLES)
+    return available if set_by_user else min(available, cores)
 
 
 @cache

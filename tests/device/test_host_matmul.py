@@ -33,24 +33,93 @@ def blas(monkeypatch: pytest.MonkeyPatch) -> FakeBlas:
 
 
 @pytest.mark.parametrize(
-    "available, environment, usable, chosen",
+    "available, environment, share, chosen",
     [
         (64, {}, 64, 64),
         (64, {}, 2, 2),  # a container with 2 of 64 cores
-        (64, {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, 64, 8),  # ranks of one host share its cores
-        (64, {"MPI_LOCALNRANKS": "3"}, 64, 21),
-        (64, {"OMPI_COMM_WORLD_LOCAL_SIZE": "128"}, 64, 1),
         (16, {}, 64, 16),  # more than OpenBLAS was built for
         (5, {"OPENBLAS_NUM_THREADS": "5"}, 2, 5),  # the user's own number
-        (5, {"OMP_NUM_THREADS": "5", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 8, 5),
+        (5, {"OMP_NUM_THREADS": " 5"}, 2, 5),
         (8, {"OMP_NUM_THREADS": ""}, 4, 4),
         (8, {"OMP_NUM_THREADS": "all"}, 4, 4),  # OpenBLAS ignores it, too
+        (8, {"OMP_NUM_THREADS": "²"}, 4, 4),
     ],
 )
 def test_matmuls_take_the_cores_that_the_process_may_use(
-    available: int, environment: dict[str, str], usable: int, chosen: int
+    available: int, environment: dict[str, str], share: int, chosen: int
 ) -> None:
-    assert openblas.chosen_threads(available, environment, usable) == chosen
+    assert openblas.chosen_threads(available, environment, share) == chosen
+
+
+SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x1),1(x2)", "SLURM_NODEID": "0"}
+SRUN |= {"SLURM_CPUS_ON_NODE": "32", "SLURM_CPUS_PER_TASK": "8"}
+
+
+@pytest.mark.parametrize(
+    "environment, count",
+    [
+        ({}, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, 8),
+        ({"MPI_LOCALNRANKS": "3"}, 3),
+        ({"MV2_COMM_WORLD_LOCAL_SIZE": "5"}, 5),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "x"}, 1),
+        (SRUN, 2),
+        (SRUN | {"SLURM_NODEID": "2"}, 1),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "1"}, 4),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}, 3),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(y2)", "SLURM_NTASKS_PER_NODE": "6"}, 6),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": ""}, 1),
+        (SRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "7"}, 7),  # srun started Open MPI's daemon: one task of each node
+        ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_TASKS_PER_NODE": "4"}, 1),  # a batch script: srun starts the tasks
+    ],
+)
+def test_number_of_ranks_on_a_host_is_the_launchers(environment: dict[str, str], count: int) -> None:
+    assert cores.ranks_on_this_host(environment) == count
+
+
+@pytest.mark.parametrize(
+    "ranks, environment, quota, share",
+    [
+        ([range(64)], {}, None, 64),
+        ([range(64)] * 8, {}, None, 8),  # not bound: ranks share all cores of the host
+        ([range(64)] * 3, {}, None, 21),
+        ([range(2)] * 5, {}, None, 1),
+        ([{7}, {8}], {}, None, 1),  # bound to a core each
+        ([range(0, 16), range(16, 32), range(32, 48), range(48, 64)], {}, None, 16),
+        ([range(32), range(32, 64), range(32), range(32, 64)], {}, None, 16),  # bound to sockets, two to each
+        ([range(8), range(6, 14)], {}, None, 7),  # they overlap in two
+        ([range(8), range(8, 16)], {}, 6, 3),  # the quota is the container's
+        ([range(64)] * 2, SRUN, None, 8),  # srun --cpu-bind=none
+        ([range(8), range(8, 16)], SRUN, None, 8),  # srun binds
+        ([range(64)] * 2, SRUN | {"SLURM_CPUS_PER_TASK": ""}, None, 16),
+        ([range(64)], {"SLURM_CPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "2"}, None, 8),  # a batch script
+        ([range(64)] * 2, SRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, None, 16),  # mpirun within it
+        ([range(64)], {"SLURM_CPUS_ON_NODE": "0"}, None, 64),
+    ],
+)
+def test_ranks_share_the_cores_that_several_of_them_may_use(
+    tmp_path: Path, ranks: list[set[int]], environment: dict[str, str], quota: int | None, share: int
+) -> None:
+    if quota:
+        (tmp_path / "cpu.max").write_text(f"{quota}00000 100000")
+    assert cores.share_of_cores(ranks[0], ranks, environment, tmp_path) == share
+
+
+def test_matmuls_take_the_share_that_ranks_have_agreed_on(blas: FakeBlas, monkeypatch: pytest.MonkeyPatch) -> None:
+    blas.threads = 16
+    for name in openblas._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(openblas, "_shares", list[int]())
+    monkeypatch.setattr(cores, "_quota", lambda group: None)
+    monkeypatch.setattr(openblas, "affinity", lambda: range(6))
+    monkeypatch.setattr(openblas, "ranks_on_this_host", lambda: 2)
+    openblas.matmul_threads.cache_clear()
+    try:
+        assert openblas.matmul_threads() == 3
+        openblas.share_cores([range(6), range(6, 12)])
+        assert openblas.matmul_threads() == 6
+    finally:
+        openblas.matmul_threads.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -74,9 +143,10 @@ def test_usable_cores_are_within_the_quota_of_a_container(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
-    assert cores.usable_cores(tmp_path) == (quota or 64)
+    assert cores.usable_cores(tmp_path, {}) == (quota or 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {7}, raising=False)
-    assert cores.usable_cores(tmp_path) == 1
+    assert cores.usable_cores(tmp_path, {}) == 1
+    assert cores.usable_cores(tmp_path, SRUN) == 1
 
 
 def test_operators_compute_with_one_thread_of_blas_and_restore_the_number(blas: FakeBlas) -> None:

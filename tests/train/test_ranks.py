@@ -34,7 +34,7 @@ from tests.train.ranks_runs import (
 )
 from wgrad.train.commands.cli import main
 from wgrad.train.output.metrics import read_steps
-from wgrad.train.ranks.start import open_world
+from wgrad.train.ranks.start import Watchdog, open_world
 from wgrad.train.ranks.world import RankFailure, World
 
 pytestmark = needs_mpi
@@ -196,7 +196,7 @@ def test_the_first_rank_says_what_failed_before_mpi_ends(monkeypatch: pytest.Mon
             events.append("closed")
 
     monkeypatch.setattr("wgrad.train.ranks.start.ranks_started", lambda: 2)
-    monkeypatch.setattr("wgrad.train.ranks.start._kept", lambda started: nullcontext(lambda: None))
+    monkeypatch.setattr("wgrad.train.ranks.start.watching", lambda started: nullcontext(Watchdog()))
     monkeypatch.setattr("wgrad.train.ranks.start._join", lambda started: Joined())
     with pytest.raises(RankFailure) as caught, open_world(lambda *told: events.append(told)):
         raise RankFailure("rank 1 (there): no such file", 2, said=True)
@@ -239,9 +239,16 @@ def test_a_rank_that_is_killed_while_it_adds_up_costs_nothing(
 def test_ranks_that_share_no_memory_say_so_and_train_the_same(
     values: dict[str, Any], tmp_path: Path, whole: Any
 ) -> None:
-    """They add up as ranks of several hosts do."""
-    run = start(command_of(2, values, before=["import os; vars(os).pop('memfd_create', None)"] * 2))
+    """They add up as ranks of several hosts do. Each is bound to cores of its own, and takes all of them."""
+    bound = (
+        "import atexit, os; from wgrad.device import cores, openblas; cores._quota = lambda group: None; "
+        "os.sched_getaffinity = lambda process: {}; "
+        "atexit.register(lambda: open({!r}, 'w').write(str(openblas._shares)))"
+    )
+    before = [bound.format({5 * rank + core for core in range(4)}, str(tmp_path / f"{rank}")) for rank in range(2)]
+    run = start(command_of(2, values, before=[f"{line}; vars(os).pop('memfd_create', None)" for line in before]))
     assert run.returncode == 0, run.stderr
+    assert [(tmp_path / f"{rank}").read_text() for rank in range(2)] == ["[4]", "[4]"]
     assert run.stdout.count("share no memory (this system has no memfd_create)") == 1
     same(tmp_path / "out", whole(values))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,7 @@ CARDS = [
         ("auto", CARDS, ["wgpu:0", "wgpu:1"]),
         ("wgpu", CARDS, ["wgpu:0", "wgpu:1"]),
         ("wgpu:0, cpu", CARDS, ["wgpu:0", "cpu"]),
+        ("wgpu:0,wgpu:0", CARDS, ["wgpu:0", "wgpu:0"]),  # Slurm may show each task a GPU of its own as the first
         ("cpu", CARDS, ["cpu", "cpu"]),
         ("wgpu:llvmpipe", CARDS, ["wgpu:llvmpipe"] * 2),
         ("hip", CARDS, ["hip:2", "hip:0"]),
@@ -92,6 +95,7 @@ def test_more_ranks_than_gpus_are_refused(spec: str, ranks: int) -> None:
         ({}, 1),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, 4),
         ({"PMI_SIZE": "3"}, 3),
+        ({"MV2_COMM_WORLD_SIZE": "5"}, 5),
         ({"SLURM_STEP_NUM_TASKS": "2"}, 2),
         ({"SLURM_NTASKS": "8"}, 1),  # a batch script: srun starts the tasks
     ],
@@ -196,18 +200,39 @@ def test_what_is_known_of_the_ranks_that_are_left_stays_known() -> None:
     assert shares.sizes == [6, 2]
 
 
-def checks_until_it_ends(monkeypatch: pytest.MonkeyPatch, alive: set[int], *given: float) -> float:
-    """Run the watchdog of a rank that it ends, where these ranks are alive. Return how many checks that took."""
-    clock, ended = itertools.count(step=keeper.EVERY), list[int]()
+def checks_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch, alive: set[int], *given: float, older: float = 0.0, joining: int = 1
+) -> float:
+    """Run the watchdog of a rank that it ends, where these ranks are alive.
+
+    Args:
+        monkeypatch: For the watchdog's clock and messages.
+        alive: Ranks of this host.
+        *given: Arguments of the watchdog.
+        older: Seconds for which the rank has run before its watchdog.
+        joining: The check at which the rank begins to start MPI.
+
+    Returns:
+        How many checks that took.
+    """
+    checks, ended = 0, list[int]()
+
+    def select(*_: object) -> list[list[int]]:
+        nonlocal checks
+        checks += 1
+        return [[0] if checks == joining else []]
+
     with monkeypatch.context() as patch:
-        patch.setattr(keeper.select, "select", lambda *_: [[]])
-        patch.setattr(keeper.time, "monotonic", lambda: next(clock))
-        patch.setattr(keeper, "launcher_of", lambda _: 1 << 30)
-        patch.setattr(keeper, "ranks_of", lambda _: alive)
+        patch.setattr(keeper.select, "select", select)
+        patch.setattr(keeper.os, "read", lambda *_: keeper.JOINING)
+        patch.setattr(keeper, "age", lambda _: older)
+        patch.setattr(keeper.time, "monotonic", lambda: checks * keeper.EVERY)
+        patch.setattr(keeper, "launcher_of", lambda *_: 1 << 30)
+        patch.setattr(keeper, "ranks_of", lambda *_: alive)
         patch.setattr(keeper.os, "kill", lambda pid, number: ended.append(number))
-        keeper.main(*given)  # type: ignore[arg-type]
+        keeper.main(*given, "RANK")  # type: ignore[arg-type]
     assert ended == [keeper.END]
-    return next(clock) / keeper.EVERY - 1
+    return checks
 
 
 def test_a_rank_that_ended_is_named_by_the_rank_that_acts_first(
@@ -243,7 +268,21 @@ def test_a_watchdog_tells_why_it_ends_its_rank(
 ) -> None:
     checks = checks_until_it_ends(monkeypatch, alive, rank, here, size, 5)
     assert capfd.readouterr().err.startswith(f"wgrad: error: {said}")
-    assert checks == (keeper.SETTLED / keeper.EVERY + 1 if "ended" in said else 5 / keeper.EVERY + 1)
+    assert checks == (keeper.SETTLED / keeper.EVERY + 1 if "ended" in said else 5 / keeper.EVERY + 2)
+
+
+def test_a_rank_that_is_older_than_its_watchdog_is_not_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On a busy machine, importing wgrad takes longer than starting all ranks."""
+    checks = checks_until_it_ends(monkeypatch, {1}, 1, 2, 2, 60, older=2.0)
+    assert checks == (keeper.SETTLED - 2.0) / keeper.EVERY + 1
+    assert "rank 0 ended while MPI was starting" in capfd.readouterr().err
+
+
+def test_the_limit_of_mpis_start_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with slow imports: the watchdog starts before them."""
+    assert checks_until_it_ends(monkeypatch, {0, 1}, 1, 2, 2, 5, joining=40) == 40 + 5 / keeper.EVERY + 1
 
 
 def test_ranks_that_the_first_one_takes_along_are_not_named(
@@ -254,11 +293,12 @@ def test_ranks_that_the_first_one_takes_along_are_not_named(
     checks = itertools.chain([[[]]] * 13, itertools.repeat([[0]]))  # the rank has ended: end of file
     monkeypatch.setattr(keeper.select, "select", lambda *_: next(checks))
     monkeypatch.setattr(keeper.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(keeper, "launcher_of", lambda _: 1 << 30)
-    monkeypatch.setattr(keeper, "ranks_of", lambda _: next(alive))
+    monkeypatch.setattr(keeper, "age", lambda _: 0.0)
+    monkeypatch.setattr(keeper, "launcher_of", lambda *_: 1 << 30)
+    monkeypatch.setattr(keeper, "ranks_of", lambda *_: next(alive))
     monkeypatch.setattr(keeper.os, "read", lambda *_: b"")
     monkeypatch.setattr(keeper.os, "kill", lambda *_: pytest.fail("the launcher ends this rank"))
-    keeper.main(2, 3, 3, 60)
+    keeper.main(2, 3, 3, 60, "RANK")
     assert capfd.readouterr().err == ""
 
 
@@ -287,18 +327,66 @@ def test_ranks_share_the_cores_of_the_host(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no watchdog")
-def test_a_watchdog_knows_the_ranks_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("environment", "arguments"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ["3", "2", "OMPI_COMM_WORLD_RANK"]),
+        ({"PMI_RANK": "3", "MPI_LOCALNRANKS": "2"}, ["3", "2", "PMI_RANK"]),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"}, ["1", "2", "MV2_COMM_WORLD_RANK"]),
+        (
+            {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
+            ["2", "2", "SLURM_PROCID"],
+        ),
+        ({"OMPI_COMM_WORLD_RANK": "x"}, ["0", "1", "OMPI_COMM_WORLD_RANK"]),
+    ],
+)
+def test_a_watchdog_knows_the_ranks_of_its_host(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], arguments: list[str]
+) -> None:
     class Started(Exception):
         pass
 
     def popen(command: list[str], **_: Any) -> Any:
         raise Started(command)
 
-    for name, value in (("RANK", "3"), ("LOCAL_SIZE", "2")):
-        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv(start.LAUNCHER, raising=False)
     monkeypatch.setattr(start.subprocess, "Popen", popen)
-    with pytest.raises(Started) as caught, start._kept(4):
+    with pytest.raises(Started) as caught, start.watching(4):
         pass
     (command,) = caught.value.args
-    assert command[-5:] == [keeper.__file__, "3", "2", "4", str(start.START_LIMIT)]
+    rank, here, variable = arguments
+    assert command[-6:] == [keeper.__file__, rank, here, "4", str(start.START_LIMIT), variable]
+
+
+def child_of(pid: int) -> int | None:
+    """Return the first child of a process, if it has one by now."""
+    time.sleep(0.005)
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0]) if children else None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="which ranks live is read in /proc")
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"])
+def test_a_watchdog_finds_the_ranks_of_any_launcher(variable: str) -> None:
+    """A shell that was started as a rank is passed over; the launcher has the variables of the batch script."""
+    environment = {} if variable == "SLURM_PROCID" else {"SLURM_PROCID": "0"}
+    code = (
+        "import os, subprocess, sys\n"
+        "name, *command = sys.argv[1:]\n"
+        "ranks = [subprocess.Popen(command, env={**os.environ, name: str(rank)}) for rank in (0, 1)]\n"
+        "print(*[rank.pid for rank in ranks], flush=True)\n"
+        "[rank.wait() for rank in ranks]"
+    )
+    command = [sys.executable, "-S", "-c", code, variable, "sh", "-c", "sleep 20 & wait"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as launcher:
+        try:
+            assert launcher.stdout is not None
+            shells = [int(word) for word in launcher.stdout.readline().split()]
+            sleeping = next(pid for _ in range(2000) if (pid := child_of(shells[0])))
+            assert keeper.launcher_of(sleeping, variable) == keeper.launcher_of(shells[1], variable) == launcher.pid
+            assert keeper.ranks_of(launcher.pid, variable) == {0, 1}
+            assert 0 <= keeper.age(shells[1]) < 60
+        finally:
+            os.killpg(launcher.pid, 9)

@@ -28,6 +28,7 @@ from wgrad.train.options.studio_config import StudioConfig
 from wgrad.train.options.sweep_options import MOST, read_vary
 from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.launch import launch, wants_launch
+from wgrad.train.ranks.start import watching
 from wgrad.train.step.memory import advising
 from wgrad.train.terminal.output import say, settle
 
@@ -42,13 +43,13 @@ def finetune(args: argparse.Namespace) -> int:
     given = _given(args)
     config = resolve_config(given)
     args.out, args.lr_sweep = config.out, config.lr_sweep  # for the message when interrupted
-    from wgrad.train.run.finetune import run_finetune
-
     try:
         if wants_launch(config.ranks):
             copy_for_ranks(config)
             return _launch(config, args.words)
-        with naming_sources(given):
+        with watching(), naming_sources(given):
+            from wgrad.train.run.finetune import run_finetune
+
             return run_finetune(config)
     finally:
         settle()  # lost output does not fail a run

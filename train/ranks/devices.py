@@ -46,6 +46,7 @@ def device_of_rank(spec: str, rank: int, size: int, devices: Callable[[], Sequen
         names = ", ".join(f"{d['spec']} {d['name']}" for d in cards)
         raise WgradError(
             f"--device {spec}: {size} ranks run on this host, and it has {len(cards)} such GPU"
-            f"{'s' * (len(cards) > 1)} ({names}): start fewer ranks, or name a device for each (--device wgpu:0,cpu)"
+            f"{'s' * (len(cards) > 1)} ({names}): start fewer ranks, or name a device for each (--device wgpu:0,cpu; "
+            "wgpu:0,wgpu:0 where each rank sees a GPU of its own)"
         )
     return str(cards[rank]["spec"])

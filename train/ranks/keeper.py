@@ -7,18 +7,19 @@ its id alone.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 import sys
 import time
 
-RANK = "OMPI_COMM_WORLD_RANK"  # environment variable of each process that Open MPI's launcher starts
-JOINED = b"j"  # message of a rank once MPI has joined it with the others
+# Messages of a rank: it begins to start MPI, and MPI has joined it with the others.
+JOINING, JOINED = b"s", b"j"
 # Signal that ends a rank during MPI's start, with its number as the exit status. Open MPI uses SIGHUP itself.
 END = getattr(signal, "SIGUSR2", signal.SIGTERM)
 EVERY = 0.5  # seconds between checks
-SETTLED = 3.0  # seconds until the launcher has certainly started all ranks
+SETTLED = 3.0  # seconds from the start of one rank until the launcher has certainly started all of its host
 PATIENCE = 4  # checks more where a further rank has ended: perhaps by its watchdog, and the launcher ends this one
 
 
@@ -32,31 +33,39 @@ def process(pid: int) -> tuple[int, int, bool] | None:
         return None
 
 
-def rank_of(pid: int) -> int | None:
-    """Return the rank that a process was started as; None: it is no rank."""
+def rank_of(pid: int, variable: str) -> int | None:
+    """Return the rank that a process was started as, by its environment variable; None: it is no rank."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = file.read().split(b"\0")
-        return next((int(w.partition(b"=")[2]) for w in words if w.startswith(RANK.encode() + b"=")), None)
+        return next((int(w.partition(b"=")[2]) for w in words if w.startswith(variable.encode() + b"=")), None)
     except (OSError, ValueError):
         return None
 
 
-def launcher_of(pid: int) -> int:
+def launcher_of(pid: int, variable: str) -> int:
     """Return the nearest ancestor of a process that is no rank, nor a shell that was started as one."""
     while (found := process(pid)) is not None:
         pid = found[0]
-        if pid <= 1 or rank_of(pid) is None:
+        if pid <= 1 or rank_of(pid, variable) is None:
             break
     return pid
 
 
-def ranks_of(launcher: int) -> set[int]:
+def age(pid: int) -> float:
+    """Return for how many seconds a process has existed; 0: not known."""
+    found, clock = process(pid), getattr(time, "CLOCK_BOOTTIME", None)
+    if found is None or clock is None or found[1] <= 0:
+        return 0.0
+    return max(0.0, time.clock_gettime(clock) - found[1] / os.sysconf("SC_CLK_TCK"))
+
+
+def ranks_of(launcher: int, variable: str) -> set[int]:
     """Return the ranks of a launcher that are alive on this host."""
     ranks = set[int]()
     for name in os.listdir("/proc"):
         if name.isdecimal() and (found := process(int(name))) and found[0] == launcher and not found[2]:
-            rank = rank_of(int(name))
+            rank = rank_of(int(name), variable)
             if rank is not None:
                 ranks.add(rank)
     return ranks
@@ -76,36 +85,39 @@ def lives(pid: int, begun: int) -> bool:
     return not os.path.exists("/proc/self/stat")
 
 
-def main(rank: int, here: int, size: int, limit: float, *watched: str) -> None:
+def main(rank: int, here: int, size: int, limit: float, variable: str, *watched: str) -> None:
     """Watch the parent process until it ends, or has to be ended.
 
     Args:
         rank: Rank of the parent.
         here: Ranks on this host.
         size: Ranks on all hosts.
-        limit: Seconds for MPI to start.
+        limit: Seconds for MPI to start, from the message `JOINING` on.
+        variable: The environment variable that has the rank of each process that the launcher starts.
         *watched: PID or PID:BEGUN of launchers.
     """
     parent, begun = os.getppid(), time.monotonic()
-    launcher = launcher_of(parent) if process(parent) else 0
+    older = age(parent)  # importing wgrad takes seconds on a busy machine
+    launcher = launcher_of(parent, variable) if process(parent) else 0
     pids = [(int(pid), int(start or 0)) for pid, _, start in (word.partition(":") for word in watched)]
     if launcher > 1 and (found := process(launcher)):
         pids.append((launcher, found[1]))
-    joined, lacking, lost = False, 0, set[int]()
+    joining, joined, lacking, lost = math.inf, False, 0, set[int]()
     while True:
         if select.select([0], [], [], EVERY)[0]:
             said = os.read(0, 1)
             if not said:  # the rank has ended
                 return
             joined = joined or said == JOINED
+            joining = time.monotonic() if said == JOINING else joining
         if not all(lives(*pid) for pid in pids):
             _say(rank == 0, "what started the ranks was killed: they end; --resume goes on from the last checkpoint")
             os.kill(parent, signal.SIGKILL)
             return
-        waited = time.monotonic() - begun
-        if joined or waited < SETTLED:
+        now = time.monotonic()
+        if joined or now - begun + older < SETTLED:
             continue
-        alive = ranks_of(launcher) if launcher > 1 and here > 1 else set()
+        alive = ranks_of(launcher, variable) if launcher > 1 and here > 1 else set()
         before, lost = lost, set(range(size)) - alive if rank in alive and len(alive) < here else set()
         lacking = 0 if not lost else lacking + 1 if lost == before or not before else -PATIENCE
         # One rank after the other: the launcher ends them all with the first one, whose watchdog has printed why.
@@ -113,7 +125,7 @@ def main(rank: int, here: int, size: int, limit: float, *watched: str) -> None:
             names = ", ".join(map(str, sorted(lost)))
             who = f"rank{'s' * (len(lost) > 1)} {names}" if here == size else "a rank of this host"
             _say(True, f"{who} ended while MPI was starting: see what it said, then start the run again")
-        elif waited > limit:
+        elif now - joining > limit:
             _say(True, f"rank {rank} has not found the others within {limit:.0f} s: see whether all were started")
         else:
             continue

@@ -30,7 +30,9 @@ import numpy as np
 mpi4py.rc.finalize = False  # after a loss it would wait for dead ranks
 from mpi4py import MPI  # noqa: E402
 
+from wgrad.device.cores import affinity  # noqa: E402
 from wgrad.device.errors import DeviceLost  # noqa: E402
+from wgrad.device.openblas import share_cores  # noqa: E402
 from wgrad.train.ranks.all_reduce import AllReduce, Between, Request  # noqa: E402
 from wgrad.train.ranks.host_memory import HostMemory, Segment, nbytes, open_segment, private_memory  # noqa: E402
 from wgrad.train.ranks.world import Member, PeerLost, RankFailure, RanksLost, RanksSilent, World  # noqa: E402
@@ -109,9 +111,11 @@ class MpiWorld(World):
         self._next: Any = None if self.tolerant else self._comm.Dup()  # communicator to meet on after an alarm
         self._kept: list[Any] = []  # requests and memory that MPI may still use, kept to the end
         self._apart = False  # whether ranks of one host cannot share memory
-        self.members = self.all_gather(self.me, "the start")
-        here = [member.number for member in self.members if member.host == self.me.host]
-        self.local_rank, self.local_size = here.index(self.me.number), len(here)
+        started = self.all_gather((self.me, affinity()), "the start")
+        self.members = [member for member, _ in started]
+        here = {member.number: cores for member, cores in started if member.host == self.me.host}
+        self.local_rank, self.local_size = list(here).index(self.me.number), len(here)
+        share_cores(list(here.values()))
 
     # ---- waiting ---------------------------------------------------------------------------------
     def _wait(

@@ -20,9 +20,9 @@ from wgrad.device.whole_numbers import whole_number
 from wgrad.train.ranks import keeper
 from wgrad.train.ranks.world import RankFailure, World
 
-# Environment variables of Open MPI, MPICH and others, and Slurm's srun: number of processes, and this one's.
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+# Environment variables of Open MPI, MVAPICH, MPICH and others, and Slurm's srun: number of processes, and this one's.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_RANKS = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LAUNCHER = "WGRAD_LAUNCHER"  # environment variable: host and process id of the command with --ranks
 START_LIMIT = 60.0  # seconds until all ranks have found each other
 INSTALL = "pip install 'wgrad[mpi]', or mpi4py for the installed MPI"
@@ -47,9 +47,10 @@ def open_world(tell: Callable[[str, int], None] | None = None) -> Iterator[World
     if started <= 1:
         yield World()
         return
-    with _kept(started) as joined:
+    with watching(started) as watchdog:
+        watchdog.tell(keeper.JOINING)
         world = _join(started)
-        joined()
+        watchdog.joined()
         try:
             yield world
         except RankFailure as failure:
@@ -62,42 +63,91 @@ def open_world(tell: Callable[[str, int], None] | None = None) -> Iterator[World
 
 
 @contextmanager
-def _kept(started: int) -> Iterator[Callable[[], None]]:
-    """Run the watchdog `keeper.py` for this rank. The yielded function tells it that MPI has started."""
-    if sys.platform == "win32":  # no signal reaches a process during MPI's start there
-        faulthandler.dump_traceback_later(START_LIMIT, exit=True, file=2)
-        try:
-            yield faulthandler.cancel_dump_traceback_later
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+def watching(started: int | None = None) -> Iterator[Watchdog]:
+    """Run the watchdog of this rank in here, if a launcher has started several and none runs yet.
+
+    It notices the death of another rank sooner if it starts before slow imports.
+
+    Args:
+        started: Number of ranks, if known.
+    """
+    started = ranks_started() if started is None else started
+    if _watchdogs or started <= 1:
+        yield _watchdogs[-1] if _watchdogs else Watchdog()
         return
-    here = str(ranks_on_this_host())
-    rank = next((os.environ[name] for name in _RANKS if whole_number(os.environ.get(name, "")) is not None), "0")
-    host, _, launcher = os.environ.get(LAUNCHER, "").rpartition(" ")
-    arguments = [rank, here, str(started), str(START_LIMIT), *([launcher] if host == socket.gethostname() else [])]
-    command = [sys.executable, "-I", "-S", keeper.__file__, *arguments]
-    # A session of its own, so that Ctrl-C reaches only the rank, which may have something to save.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-    assert process.stdin is not None
-    pipe = process.stdin
-    libc: Any = ctypes.CDLL(None)
-    before = signal.getsignal(keeper.END)
-    # A handler in C, because Python's handlers wait for MPI's start: it calls _exit with the signal's number.
-    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    libc.signal(int(keeper.END), ctypes.cast(libc._exit, ctypes.c_void_p))
-
-    def joined() -> None:
-        signal.signal(keeper.END, signal.SIG_DFL if before is None else before)
-        with suppress(OSError):
-            os.write(pipe.fileno(), keeper.JOINED)
-
+    watchdog = _LimitOfStart() if sys.platform == "win32" else _Keeper(started)
+    _watchdogs.append(watchdog)
     try:
-        yield joined
+        yield watchdog
     finally:
+        _watchdogs.clear()
+        watchdog.close()
+
+
+class Watchdog:
+    """Ends this process if MPI does not start. This one does nothing: the process is alone."""
+
+    def tell(self, message: bytes) -> None:
+        """Tell that this rank begins to join the others, or has joined them."""
+
+    def joined(self) -> None:
+        """Tell that MPI has started."""
+
+    def close(self) -> None:
+        """End the watch."""
+
+
+class _LimitOfStart(Watchdog):
+    """A limit of MPI's start alone: on Windows, no signal reaches a process meanwhile."""
+
+    def tell(self, message: bytes) -> None:
+        faulthandler.dump_traceback_later(START_LIMIT, exit=True, file=2)
+
+    def joined(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+
+    close = joined
+
+
+class _Keeper(Watchdog):
+    """The process `keeper.py` of this rank."""
+
+    def __init__(self, started: int) -> None:
+        variable = next((name for name in _RANKS if whole_number(os.environ.get(name, "")) is not None), _RANKS[0])
+        rank, here = whole_number(os.environ.get(variable, "")) or 0, ranks_on_this_host()
+        host, _, launcher = os.environ.get(LAUNCHER, "").rpartition(" ")
+        arguments = [*map(str, (rank, here, started, START_LIMIT)), variable]
+        arguments += [launcher] if host == socket.gethostname() else []
+        command = [sys.executable, "-I", "-S", keeper.__file__, *arguments]
+        # A session of its own, so that Ctrl-C reaches only the rank, which may have something to save.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        before = signal.getsignal(keeper.END)
+        self._before = signal.SIG_DFL if before is None else before
+        libc: Any = ctypes.CDLL(None)
+        # A handler in C, because Python's handlers wait for MPI's start: it calls _exit with the signal's number.
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        libc.signal(int(keeper.END), ctypes.cast(libc._exit, ctypes.c_void_p))
+
+    def tell(self, message: bytes) -> None:
+        assert self._process.stdin is not None
         with suppress(OSError):
-            pipe.close()
-        process.wait()
-        signal.signal(keeper.END, signal.SIG_DFL if before is None else before)
+            os.write(self._process.stdin.fileno(), message)
+
+    def joined(self) -> None:
+        signal.signal(keeper.END, self._before)
+        self.tell(keeper.JOINED)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+        signal.signal(keeper.END, self._before)
+
+
+_watchdogs: list[Watchdog] = []  # the one of this process, if there is one
 
 
 def _join(started: int) -> World:
