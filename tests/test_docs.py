@@ -197,7 +197,7 @@ def test_commands_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
             assert re.search(rf"{option.split('=')[0]}\b", helps[words[0]]), (words[0], option)
 
 
-OF_OTHER_PROGRAMS = {"--bind-to", "--mca", "--rows"}  # mpirun's, and a bench script's
+OF_OTHER_PROGRAMS = {"--bind-to", "--mca", "--cpus-per-task", "--rows"}  # of mpirun, srun, a bench script
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:

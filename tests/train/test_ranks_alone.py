@@ -20,7 +20,7 @@ from wgrad.train.ranks import keeper, launch, start
 from wgrad.train.ranks.deal import deal, even_shares
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.shares import EVERY, MEASURED, SKIPPED, Shares
-from wgrad.train.ranks.world import Member
+from wgrad.train.ranks.world import Member, World
 from wgrad.train.run import recovery
 
 
@@ -358,6 +358,34 @@ def test_a_watchdog_knows_the_ranks_of_its_host(
     (command,) = caught.value.args
     rank, here, variable = arguments
     assert command[-6:] == [keeper.__file__, rank, here, "4", str(start.START_LIMIT), variable]
+
+
+def test_one_watchdog_runs_from_the_options_to_the_end_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = list[str]()
+
+    class Keeper(start.Watchdog):
+        def __init__(self, started: int) -> None:
+            events.append(f"watches {started}")
+
+        def joined(self) -> None:
+            events.append("joined")
+
+        def close(self) -> None:
+            events.append("closed")
+
+    def run(config: object) -> int:
+        events.append("runs")
+        with start.open_world():
+            return 0
+
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setattr(start, "_LimitOfStart" if sys.platform == "win32" else "_Keeper", Keeper)
+    monkeypatch.setattr(start, "_join", lambda started: World())
+    monkeypatch.setattr("wgrad.train.run.finetune.run_finetune", run)
+    assert main(["finetune", "--model", "m", "--data", "d", "--out", str(tmp_path / "out")]) == 0
+    assert events == ["watches 2", "runs", "joined", "closed"]
 
 
 def child_of(pid: int) -> int | None:

@@ -75,7 +75,7 @@ def watching(started: int | None = None) -> Iterator[Watchdog]:
     if _watchdogs or started <= 1:
         yield _watchdogs[-1] if _watchdogs else Watchdog()
         return
-    watchdog = _LimitOfStart() if sys.platform == "win32" else _Keeper(started)
+    watchdog = _LimitOfStart(started) if sys.platform == "win32" else _Keeper(started)
     _watchdogs.append(watchdog)
     try:
         yield watchdog
@@ -86,6 +86,9 @@ def watching(started: int | None = None) -> Iterator[Watchdog]:
 
 class Watchdog:
     """Ends this process if MPI does not start. This one does nothing: the process is alone."""
+
+    def __init__(self, started: int = 1) -> None:
+        """started: Number of ranks."""
 
     def tell(self, message: bytes) -> None:
         """Tell that this rank begins to join the others, or has joined them."""
