@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from tests.case_results import assert_case
 from tests.wgsl.launches import launched, same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
+from tests.wgsl.shader_files import SHADERS
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, Case, Inputs, upload_inputs
 from wgrad.autograd.selftest.run import call_case, to_host
@@ -224,6 +226,18 @@ def test_shapes_get_their_tiles_on_tensor_cores(matrix_device: Any) -> None:
         rows("dkv", 1, 15, 2, 64) is None and rows("dkv", 1, 64, 2, 40) is None and rows("dkv", 1, 64, 2, 256) is None
     )
     assert rows("dkv", 1, 64, 2, 64, dtype=np.float32) is None
+
+
+def test_a_workgroup_has_at_most_as_many_subgroups_as_have_a_flag(matrix_device: Any) -> None:
+    """Each has one in `grown`. Two subgroups of 8 lanes share 16 rows, so tiles of 128 rows would have 16 subgroups."""
+    declared = re.search(r"var<workgroup> grown: array<u32, (\d+)>", SHADERS["attention_matrix.wgsl"])
+    assert declared and int(declared[1]) == attention_matrix.MOST_SUBGROUPS
+    for kernel in attention_matrix.TILES:
+        for lanes in LANES:
+            for width in (32, 96, 128):
+                q = matrix_device.empty((4, 4096, 32, width), np.float16)
+                found = attention_matrix.served(kernel, 1 << 20, 1, q, lanes=lanes)
+                assert found is not None and found.workgroup_subgroups <= attention_matrix.MOST_SUBGROUPS
 
 
 @pytest.mark.parametrize("backward", [False, True])
