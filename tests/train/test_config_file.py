@@ -132,7 +132,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     },
     "NemotronHForCausalLM": {
         "hybrid_override_pattern": "M*-X", "mamba_hidden_act": "gelu", "ssm_state_size": 257, "mamba_num_heads": 7,
-        "moe_latent_size": 8, "layers_block_type": ["rnn"], "n_group": 4, "topk_group": 4, "mlp_hidden_act": "gelu",
+        "layers_block_type": ["rnn"], "n_group": 4, "topk_group": 4, "mlp_hidden_act": "gelu",
     },
     "FalconH1ForCausalLM": {
         "mamba_d_head": 5, "mlp_multipliers": [1.0], "ssm_multipliers": [1.0], "hidden_act": "xielu",

@@ -60,7 +60,7 @@ OWN_NAMES = tuple(
     f"{name}ForCausalLM"
     for name in ("Lfm2Moe", "ExaoneMoe", "HunYuanMoEV1", "Afmoe", "Cohere2Moe", "FlexOlmo", "Phimoe", "GraniteMoeSWA")
 )
-CHANGES = {GEMMA4: {**GEMMA4_EXPERTS, "tie_word_embeddings": True}}
+CHANGES = {GEMMA4: {**GEMMA4_EXPERTS, "tie_word_embeddings": True}, NEMOTRON: {"moe_latent_size": 22}}
 UNGATED = ("experts.up_proj", "experts.down_proj")
 QWEN3 = {"norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}
 BOTH = ("experts.gate_up_proj", "experts.down_proj")

@@ -104,7 +104,8 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope}) for rope in (LLAMA3, LINEAR)]
 CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS)]
-CASES += [("NemotronHForCausalLM", {"hybrid_override_pattern": "M*-M"})]
+NEMOTRONS: tuple[dict[str, Any], ...] = ({"hybrid_override_pattern": "M*-M"}, {"moe_latent_size": 40})
+CASES += [("NemotronHForCausalLM", changes) for changes in NEMOTRONS]
 CASES += [("GraniteMoeHybridForCausalLM", HYBRID | experts) for experts in ({}, HYBRID_EXPERTS)]
 CASES += [("DeepseekV2ForCausalLM", {"q_lora_rank": None, "num_hidden_layers": 27})]  # as llama.cpp knows V2-Lite
 CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE)]

@@ -266,6 +266,12 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
     },
     "nemotron_h_experts": {"architecture": "NemotronHForCausalLM", "hybrid_override_pattern": "M-E*"},
+    "nemotron_h_latents": {
+        "architecture": "NemotronHForCausalLM",
+        "hybrid_override_pattern": "EM",
+        "moe_latent_size": 22,
+        "mlp_bias": True,
+    },
     "nemotron_h_ungrouped": {
         "architecture": "NemotronHForCausalLM",
         "n_group": 1,

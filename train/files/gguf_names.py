@@ -181,6 +181,7 @@ _NEMOTRON_H_MOE = _NEMOTRON_H | {
     "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
     **{f"ffn_{part}_exps": f"mixer.experts.{part}_proj" for part in ("up", "down")},
     **{f"ffn_{part}_shexp": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+    **{"ffn_latent_down": "mixer.fc1_latent_proj", "ffn_latent_up": "mixer.fc2_latent_proj"},
 }
 QKV = "attn_qkv"  # files of Phi-2 may have q, k and v in one tensor
 # Divisors of each pair's frequency: llama3's scaling, and longrope's beyond the original length and within it.

@@ -48,6 +48,8 @@ class Experts:
         router_scale: Path of the weight [hidden] of the router's norm.
         share_scales: Path of a factor of each expert's share; "": none.
         gated: Whether experts multiply up by the activation of gate; else they have no gate.
+        latent_width: Width of the latents that experts read and write instead of the stream; 0: none.
+        latent_projections: Paths of the projections from the stream to latents, and back.
     """
 
     count: int
@@ -84,6 +86,8 @@ class Experts:
     router_scale: str = field(default="", repr=False)
     share_scales: str = field(default="", repr=False)
     gated: bool = field(default=True, repr=False)
+    latent_width: int = field(default=0, repr=False)
+    latent_projections: tuple[str, str] = field(default=("", ""), repr=False)
 
     @property
     def first(self) -> str:
@@ -92,10 +96,19 @@ class Experts:
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int, int]]:
         """Return the shapes [experts, out, in] by path within a layer."""
+        outer = self.latent_width or hidden
         return {
-            f"{self.module}.{self.first}": (self.count, (2 if self.gated else 1) * self.width, hidden),
-            f"{self.module}.{DOWN}": (self.count, hidden, self.width),
+            f"{self.module}.{self.first}": (self.count, (2 if self.gated else 1) * self.width, outer),
+            f"{self.module}.{DOWN}": (self.count, outer, self.width),
         }
+
+    def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Return the shapes [out, in] of the projections that every token uses by path within a layer."""
+        found = self.shared_shapes(hidden)
+        if self.latent_width:
+            into, back = self.latent_projections
+            found |= {into: (self.latent_width, hidden), back: (hidden, self.latent_width)}
+        return found
 
     def shared_shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Return the shapes [out, in] of the shared expert's projections by path within a layer."""

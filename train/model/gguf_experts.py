@@ -204,6 +204,8 @@ def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
         writer.add_expert_feed_forward_length(config.experts.width)
     if config.experts.shared_width:
         writer.add_expert_shared_feed_forward_length(config.experts.shared_width)
+    if config.experts.latent_width:
+        writer.add_moe_latent_size(config.experts.latent_width)
     write_llama4(writer, config)
     if config.experts.correction or config.latent is not None:
         listed = bool(config.mlp_layers)

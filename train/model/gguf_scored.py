@@ -67,9 +67,12 @@ def _keys(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
 
 
 def keys_of_nemotron(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
-    """Do as `keys_of_scored` for Nemotron 3, whose shared expert has its own width."""
-    shared = fields.needed(f"{fields.architecture}.expert_shared_feed_forward_length", int)
-    return keys_of_scored(fields, count, chosen) | {"moe_shared_expert_intermediate_size": shared}
+    """Do as `keys_of_scored` for Nemotron 3, with the widths of its shared expert and of its experts' latents."""
+    prefix = fields.architecture + "."
+    shared = fields.needed(prefix + "expert_shared_feed_forward_length", int)
+    latent = fields.get(prefix + "moe_latent_size", int)
+    own = {"moe_shared_expert_intermediate_size": shared, "moe_latent_size": latent}
+    return keys_of_scored(fields, count, chosen) | own
 
 
 # Names in config.json of the keys of `keys_of_scored`, by architecture.

@@ -76,13 +76,19 @@ def mixture(
         column = (bias if isinstance(bias, Tensor) else Tensor(bias, y.device)).reshape(*bias.shape, 1)
         return F.grouped_linear(unit, column, groups, gather=True, dtype=y.dtype)
 
-    read = y
+    read, (into, back) = y, experts.latent_projections
+    if experts.latent_width:
+        read = projection(prefix + into, y)
     if experts.scales_input:
         read, shares = (y * shares).to(y.dtype), unit.expand(y.shape[0], 1)
     down = linear(DOWN, _activated(config, experts, linear(experts.first, read, gather=True)))
     if experts.shared_width:
         shared = _shared_expert(config, experts, weights, prefix, y, projection, scale)
         h = shared if h is None else F.add(h, shared)
+    if experts.latent_width:
+        latents = F.cast(F.combine(down, shares, groups, dtype=np.float32), y.dtype)
+        found = F.cast(projection(prefix + back, latents), np.float32)
+        return found if h is None else F.add(h, found if scale == 1 else F.scale(found, scale))
     found = F.combine(down, shares, groups, residual=h if scale == 1 else None, dtype=np.float32)
     return found if scale == 1 or h is None else F.add(h, F.scale(found, scale))
 

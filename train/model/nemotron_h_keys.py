@@ -27,7 +27,6 @@ class NemotronHFile(ConfigFile, kw_only=True):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "mamba_hidden_act": ("silu", "swish"),
-        "moe_latent_size": (None,),
     }
     some_have_experts: ClassVar[bool] = True
     vocab_size: Vocabulary = 131_072
@@ -57,6 +56,7 @@ class NemotronHFile(ConfigFile, kw_only=True):
     num_experts_per_tok: ChosenCount = 2
     moe_intermediate_size: Width = 7688
     moe_shared_expert_intermediate_size: Width = 7688
+    moe_latent_size: Width | None = None
     n_group: Count = 1
     topk_group: Count = 1
     norm_topk_prob: bool = True
@@ -91,7 +91,10 @@ class NemotronHFile(ConfigFile, kw_only=True):
         return found
 
     def experts_of(self, layers: tuple[bool, ...]) -> Experts | None:
-        """Return Nemotron 3's experts, with DeepSeek-V3's router and without gates; None if no layer has them."""
+        """Return Nemotron 3's experts, with DeepSeek-V3's router and without gates; None if no layer has them.
+
+        Nemotron 3 Super's and Ultra's experts work on latents.
+        """
         if not any(layers):
             return None
         return Experts(
@@ -112,6 +115,8 @@ class NemotronHFile(ConfigFile, kw_only=True):
             top_groups=self.topk_group,
             share_scale=self.routed_scaling_factor,
             gated=False,
+            latent_width=self.moe_latent_size or 0,
+            latent_projections=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
         )
 
     def variant(self) -> dict[str, Any]:

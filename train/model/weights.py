@@ -78,7 +78,7 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
     beside = {**(config.per_layer.projections(hidden) if config.per_layer else {})}
     beside |= config.altup.projections(hidden) if config.altup else {}
     if config.experts is not None and config.has_experts(layer) and config.experts.norms is None:
-        return {**attention, **config.experts.shared_shapes(hidden)}
+        return {**attention, **config.experts.projections(hidden)}
     mlp = {**first, config.down_proj: (hidden, ffn)} if config.has_mlp(layer) else {}
     return {**attention, **mlp, **beside}
 
@@ -98,7 +98,8 @@ def used_weights(config: ModelConfig) -> int:
         total += sum(rows * columns for rows, columns in projection_shapes(config, layer).values())
         if config.experts is not None and config.has_experts(layer):
             matrices = 3 if config.experts.gated else 2
-            total += matrices * config.experts.chosen * config.experts.width * config.hidden_size
+            outer = config.experts.latent_width or config.hidden_size
+            total += matrices * config.experts.chosen * config.experts.width * outer
     return total
 
 
