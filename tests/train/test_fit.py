@@ -32,7 +32,7 @@ from wgrad.train.plan.rates import Rates
 from wgrad.train.plan.settle import batch_sizes, line, settle
 from wgrad.train.ranks.world import World
 from wgrad.train.step.room import Room, room_of
-from wgrad.train.step.search import beside, largest
+from wgrad.train.step.search import beside, largest, planned_beside
 
 
 # ---- the search --------------------------------------------------------------------------------
@@ -48,8 +48,8 @@ class Line:
 
     def plan(self, count: int) -> Any:
         self.asked.append(count)
-        self.peak_bytes = -int(-(self.first + self.each * count) // self.block) * self.block
-        return self if self.peak_bytes <= self.limit else None
+        peak = -int(-(self.first + self.each * count) // self.block) * self.block
+        return SimpleNamespace(peak_bytes=peak) if peak <= self.limit else None
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 1001, 1999, 4000, 4321, 90_000, 1_000_000])
@@ -58,13 +58,38 @@ class Line:
 def test_the_search_finds_the_largest_that_fits(limit: int, each: float, block: int, most: int) -> None:
     line = Line(1, each, limit, block)
     found = largest(line.plan, most, limit)
-    assert len(line.asked) <= 16 and all(1 <= n <= most for n in line.asked)
+    assert len(set(line.asked)) == len(line.asked) <= 16 and all(1 <= n <= most for n in line.asked)
     wanted = max((n for n in range(1, most + 1) if line.plan(n)), default=0)
-    assert found == wanted
+    assert found == largest(line.plan, most, limit // 2) == wanted  # the limit is about what a plan may take
     for off in (0, 1, -1, 40, most):  # from a guess, which is seldom wrong
         line.asked.clear()
-        assert beside(wanted + off, line.plan, most) == wanted
+        assert beside(wanted + off, line.plan, most) == wanted and len(set(line.asked)) == len(line.asked)
         assert len(line.asked) <= (2 if not off else 2 + 2 * abs(off).bit_length())
+
+
+@pytest.mark.parametrize("wanted", [1, 7, 8, 9, 13, 50, 999])
+def test_the_search_looks_around_the_number_that_memory_predicts(wanted: int) -> None:
+    """Weights take as much as 300 units: only the numbers within 5 % of the right one are halved."""
+    line = Line(300_000, 1000, 300_500 + 1000 * wanted)
+    assert largest(line.plan, 1024, line.limit) == wanted
+    assert len(line.asked) <= 4 + math.ceil(math.log2(0.1 * wanted + 2))
+
+
+@pytest.mark.parametrize("fits", range(5))
+def test_the_plan_of_the_number_that_is_found_is_returned(fits: int) -> None:
+    """That is the plan of 0, which was made before, if no number has one; a number that does not fit has none."""
+    for guess in range(6):
+        asked = list[int]()
+
+        def plan(number: int, asked: list[int] = asked) -> str | None:
+            asked.append(number)
+            return f"plan of {number}" if number <= fits else None
+
+        assert planned_beside("plan of 0", guess, plan, 4) == f"plan of {fits}" and 0 not in asked
+        for more in range(2):
+            asked.clear()
+            found = planned_beside("plan of 0", 1, plan, 4, lambda found, more=more: fits - int(found[-1]) + more)
+            assert found == f"plan of {fits}" and len(set(asked)) == len(asked) <= (3 if not more else 4)
 
 
 def test_where_all_fit_the_search_ends_soon() -> None:

@@ -22,14 +22,14 @@ def largest(plan: Callable[[int], Any], most: int, limit: float) -> int:
     """
     if most < 1 or (last := plan(1)) is None:
         return 0
-    low, high, guesses = 1, most + 1, [min(FIRST, most)]  # fits; does not
+    low, high, guesses = 1, most + 1, [FIRST]  # fits; does not
     while guesses:
         guess = min(guesses.pop(), most)
-        if not low < guess < high:
+        if guess <= low:
             continue
         if (found := plan(guess)) is None:
-            high, guesses = guess, []
-            continue
+            high = guess
+            break
         each = max((found.peak_bytes - last.peak_bytes) / (guess - low), 1)
         if not guesses:
             end = guess + (limit - found.peak_bytes) / each
