@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,7 +89,8 @@ def test_the_plan_of_the_number_that_is_found_is_returned(fits: int) -> None:
         assert planned_beside("plan of 0", guess, plan, 4) == f"plan of {fits}" and 0 not in asked
         for more in range(2):
             asked.clear()
-            found = planned_beside("plan of 0", 1, plan, 4, lambda found, more=more: fits - int(found[-1]) + more)
+            further: Any = partial(lambda more, found: fits - int(found[-1]) + more, more)
+            found = planned_beside("plan of 0", 1, plan, 4, further)
             assert found == f"plan of {fits}" and len(set(asked)) == len(asked) <= (3 if not more else 4)
 
 
