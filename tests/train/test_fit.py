@@ -78,7 +78,7 @@ def test_the_search_looks_around_the_number_that_memory_predicts(wanted: int) ->
 
 @pytest.mark.parametrize("fits", range(5))
 def test_the_plan_of_the_number_that_is_found_is_returned(fits: int) -> None:
-    """That is the plan of 0, which was made before, if no number has one; a number that does not fit has none."""
+    """The plan of 0, which was made before, is returned if no other number has one."""
     for guess in range(6):
         asked = list[int]()
 
@@ -166,7 +166,7 @@ def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoin
     config, model = RunOptions(**ROWS, gradient_checkpointing=None), load_model_config(folder)
     ladder = list(modes(config, card))
     whole = run_dry(RunOptions(**{**ROWS, **ladder[0], "batch_size": 12}), model, folder, card, 1, None)
-    limit, seen = 2 * whole.dry.memory().peak_reserved_bytes, list[tuple[int, int]]()
+    limit, seen = 2 * whole.reserved_bytes, list[tuple[int, int]]()
     while True:
         fit = Fit(replace(config, vram=str(limit)), model, folder, card, 1, limit)
         try:
@@ -175,10 +175,7 @@ def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoin
             assert "even with --batch-size 1 --offload-activations --stream-weights on the run takes" in str(error)
             break
         chosen = plan.config
-        assert (
-            chosen.batch_size * chosen.gradient_accumulation_steps == 12
-            and plan.dry.memory().peak_reserved_bytes <= limit
-        )
+        assert chosen.batch_size * chosen.gradient_accumulation_steps == 12 and plan.reserved_bytes <= limit
         way = mode_of(chosen)
         way |= {name: bool(way[name]) for name in ("gradient_checkpointing", "offload_activations")}
         number = ladder.index(way)
@@ -207,7 +204,7 @@ def least_limit(config: RunOptions, folder: Path, card: Any) -> int:
     def fits(limit: int) -> bool:
         return Fit(config, model, folder, card, 24, limit).plan() is not None
 
-    high = run_dry(config, model, folder, card, 24, None).dry.memory().peak_reserved_bytes
+    high = run_dry(config, model, folder, card, 24, None).reserved_bytes
     low = high - 4 * STREAM
     while fits(low):
         low, high = low - 4 * STREAM, low
@@ -319,7 +316,7 @@ def test_as_few_layers_are_recomputed_as_fit(make_checkpoint: Any, card: Any, mo
         plan = run_dry(
             replace(config, gradient_checkpointing=number, offload_activations=number), model, folder, card, 24, None
         )
-        peaks.append(plan.dry.memory().peak_reserved_bytes)
+        peaks.append(plan.reserved_bytes)
     for number in (0, 1, layers):
         limit = peaks[number] * 64 // 63 + 64
         fit = Fit(replace(config, memory_limit=str(limit)), model, folder, card, 24, limit)

@@ -141,7 +141,7 @@ def settled(config: RunOptions, folder: Any, card: Any, limit: int, before: Any 
 
 
 def peak(plan: Plan) -> int:
-    taken: int = plan.dry.memory().peak_reserved_bytes
+    taken: int = plan.reserved_bytes
     return taken
 
 
@@ -213,9 +213,7 @@ def test_a_run_that_goes_on_keeps_its_choice(make_checkpoint: Any, card: Any) ->
 def test_too_little_memory_names_what_it_would_take(make_checkpoint: Any, card: Any) -> None:
     folder = make_checkpoint(num_hidden_layers=4)
     model, config = load_model_config(folder), options(keep_dequantized=True)
-    limit = (
-        run_dry(replace(config, keep_dequantized=None), model, folder, card, 8, None).dry.memory().peak_reserved_bytes
-    )
+    limit = run_dry(replace(config, keep_dequantized=None), model, folder, card, 8, None).reserved_bytes
     with pytest.raises(WgradError, match=r"--memory-limit: .* with --no-keep-dequantized it takes"):
         plan_run(replace(config, memory_limit=str(limit)), model, folder, card, 8)
     with pytest.raises(WgradError, match="--keep-dequantized: --stream-weights on"):

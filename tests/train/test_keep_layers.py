@@ -71,7 +71,7 @@ def test_few_dry_runs_find_the_choice_of_many(make_checkpoint: Any, monkeypatch:
 def test_what_far_exceeds_the_limit_is_not_planned() -> None:
     """Nor is anything left out that may fit, or that was asked for."""
     fit: Any = SimpleNamespace(config=RunOptions(), limit=1000, forecast=SimpleNamespace(peak=lambda config: 1021))
-    fit.changed = lambda **changes: replace(fit.config, **changes)
+    fit.of_batch = lambda batch, mode: replace(fit.config, **mode)
     every: dict[str, Any] = {"gradient_checkpointing": False}
     assert cannot_fit(fit, every, 1)
     assert not cannot_fit(fit, {"gradient_checkpointing": True}, 1)
@@ -103,8 +103,7 @@ def test_large_chunks_are_planned_until_a_number_of_layers_fits(
     def planned(config: Any) -> Any:
         number, large = 8 - config.gradient_checkpointing, config.mlp_chunk is not None
         reserved = 100 + 100 * number + 60 * large
-        memory = SimpleNamespace(peak_reserved_bytes=reserved)
-        return SimpleNamespace(config=config, peak_bytes=reserved, dry=SimpleNamespace(memory=lambda: memory))
+        return SimpleNamespace(config=config, peak_bytes=reserved, reserved_bytes=reserved)
 
     def fitting(config: Any) -> Any:
         plan = planned(config)

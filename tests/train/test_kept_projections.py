@@ -216,7 +216,7 @@ def test_a_layer_less_is_recomputed_rather_than_projections_kept(
     few = options(gradient_checkpointing=1, offload_activations=1, keep_norms=False, compute="float32")
     plan = plan_run(few, model, folder, card, 1)
     assert plan is not None
-    peak = plan.dry.memory().peak_reserved_bytes
+    peak = plan.reserved_bytes
     for limit, wanted in ((peak * 64 // 63 + 64, 1), (peak * 2 // 3, LAYERS)):
         fit = Fit(replace(config, memory_limit=str(limit)), model, folder, card, 1, limit)
         mode = settle(fit.config, fit, Room(limit, ""), World(), pinned=False)
@@ -258,7 +258,7 @@ def test_gate_and_up_are_kept_in_place_of_whole_layers(
     alone = replace(config, gradient_checkpointing=7, offload_activations=7, keep_norms=False, keep_projections=3)
     plan, more = (plan_run(replace(alone, keep_gate_up=n), model, folder, card, 1) for n in (0, 4))
     assert plan is not None and more is not None
-    peak = more.dry.memory().peak_reserved_bytes
+    peak = more.reserved_bytes
     assert 0 < more.peak_bytes - plan.peak_bytes <= 4 * 1.2 * gate_up_bytes(alone, model)
     limit = peak * 64 // 63 + 64
     found = {}
@@ -269,15 +269,14 @@ def test_gate_and_up_are_kept_in_place_of_whole_layers(
     assert found[1].mode["keep_gate_up"] == 1
     chosen = found[None]
     assert chosen.mode["keep_gate_up"] >= 1 and chosen.plan is not None
-    assert chosen.plan.dry.memory().peak_reserved_bytes <= limit
+    assert chosen.plan.reserved_bytes <= limit
     plain = replace(chosen.plan.config, keep_gate_up=None)
     assert fit.step_seconds(chosen.plan.config, rates) < fit.step_seconds(plain, rates)
 
 
 def a_plan(config: RunOptions) -> Any:
     """Return a plan that takes 100 bytes."""
-    memory = SimpleNamespace(peak_reserved_bytes=100)
-    return SimpleNamespace(config=config, dry=SimpleNamespace(memory=lambda: memory))
+    return SimpleNamespace(config=config, reserved_bytes=100)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +349,7 @@ def test_a_first_step_with_too_little_memory_keeps_nothing(make_checkpoint: Any,
     folder, said = make_checkpoint(num_hidden_layers=8), list[str]()
     model, config = load_model_config(folder), options(keep_gate_up=8, compute="float32")
     plans = [plan_run(replace(config, keep_gate_up=kept), model, folder, card, 1) for kept in (None, 8)]
-    peaks = [plan.dry.memory().peak_reserved_bytes for plan in plans if plan is not None]
+    peaks = [plan.reserved_bytes for plan in plans if plan is not None]
     built = build_trainable(config, model, folder, card, positions=TOKENS)
     optimizer = build_optimizer(config, built.parameters)
     card.trim()

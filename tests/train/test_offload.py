@@ -341,7 +341,7 @@ def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoi
     model = load_model_config(folder)
     offloaded = plan_run(options(offload_activations=True), model, folder, card, 1)
     assert offloaded is not None
-    limit, said = offloaded.dry.memory().peak_reserved_bytes, ""
+    limit, said = offloaded.reserved_bytes, ""
     while "--offload-activations" not in said:  # down to where recomputing alone is not enough
         limit -= limit // 25
         with pytest.raises(WgradError, match="^--memory-limit: the run takes about [^\n]*$") as refused:
@@ -351,7 +351,7 @@ def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoi
     assert found is not None
     number = int(found[1])
     plan = plan_run(options(offload_activations=number, memory_limit=str(limit)), model, folder, card, 1)
-    assert plan is not None and size(plan.dry.memory().peak_reserved_bytes) == found[2]
+    assert plan is not None and size(plan.reserved_bytes) == found[2]
     with pytest.raises(WgradError, match="the run takes about"):  # with one layer fewer
         plan_run(options(offload_activations=number - 1, memory_limit=str(limit)), model, folder, card, 1)
     kept = card.memory().reserved_bytes
@@ -391,8 +391,7 @@ def test_what_is_said_of_a_limit_has_the_fewest_layers(
         takes = 1000 - 100 * min(offloaded, 6) - streaming * (config.stream_weights == "on")
         if within is not None and takes << 20 > within:
             raise OutOfMemory("no more")
-        memory = SimpleNamespace(peak_reserved_bytes=takes << 20)
-        return SimpleNamespace(config=config, dry=SimpleNamespace(memory=lambda: memory))
+        return SimpleNamespace(config=config, reserved_bytes=takes << 20)
 
     config = RunOptions(
         **{"gradient_checkpointing": True, "stream_weights": "off", "memory_limit": f"{limit}MiB", **given}

@@ -208,7 +208,7 @@ def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint
         plan_run(options(stream_weights=choice, **small), model, folder, card, 3) for choice in ("off", "on")
     )
     assert there is not None and streamed is not None
-    kept, needed = card.memory().reserved_bytes, streamed.dry.memory().peak_reserved_bytes
+    kept, needed = card.memory().reserved_bytes, streamed.reserved_bytes
     assert needed < 0.8 * there.dry.memory().peak_reserved_bytes
     auto = options(stream_weights="auto", memory_limit=str(needed + (needed >> 4)), **small)
     plan = plan_run(auto, model, folder, card, 3)

@@ -78,7 +78,7 @@ def _plan(config: RunOptions, folder: Path, device: Device, run_device: str, dis
         found = {"device": device.description, "run_device": run_device, **described(plan, model_config)}
         found |= {"limit_bytes": limit, "fits": []}
         found["lacks"] = sorted(device.lacks)
-        found["tokens_per_step"] = plan.config.rows * plan.config.max_length * plan.config.gradient_accumulation_steps
+        found["tokens_per_step"] = plan.config.tokens_per_step
         if limit:
             least = replace(plan.config, keep_dequantized=config.keep_dequantized)
             fit = Fit(least, model_config, folder, device, PROMPT_TOKENS, limit)
@@ -86,8 +86,7 @@ def _plan(config: RunOptions, folder: Path, device: Device, run_device: str, dis
                 phase.update(number)
                 lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
                 found["fits"].append({**mode, **lengths})
-        cut = {name: getattr(plan.config, name) for name in ("batch_size", "gradient_accumulation_steps")}
-        fit = Fit(replace(config, **cut), model_config, folder, device, PROMPT_TOKENS, limit or 0)
+        fit = Fit(config.with_batch(plan.config.batch_size), model_config, folder, device, PROMPT_TOKENS, limit or 0)
         rates = rates_of(device, config.compute)
         found["tokens_per_second"] = round(found["tokens_per_step"] / fit.seconds(plan, rates)) if rates else None
         found["curve"] = curve(fit, plan)
@@ -105,7 +104,7 @@ def curve(fit: Fit, chosen: Plan) -> list[dict[str, Any]]:
     """
     plans, rates = fit.curve(chosen), rates_of(fit.device, fit.config.compute)
     seconds = [fit.seconds(plan, rates or Rates()) for plan in plans]
-    tokens = fit.config.rows * fit.config.max_length * fit.config.gradient_accumulation_steps
+    tokens = fit.config.tokens_per_step
     return [
         {
             **mode_of(plan.config),

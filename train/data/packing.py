@@ -285,7 +285,7 @@ class BatchStream:
         return Step(index, epoch, batches)
 
     def _steps(self, rows: int) -> int:
-        return -(-rows // (self.config.batch_size * self.config.gradient_accumulation_steps))
+        return -(-rows // (self.config.examples_per_step))
 
     def _steps_of(self, epochs: int) -> int:
         """Return the number of steps of the first epochs together."""

@@ -12,7 +12,7 @@ from wgrad.train.model.expert_slots import SPARE_SLOTS, CannotKeep
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.step.checked import check_operators
 from wgrad.train.step.memory import limit_bytes
-from wgrad.train.step.resident import SPARE, head_bytes, keeps_head, layer_bytes
+from wgrad.train.step.resident import head_bytes, keeps_head, layer_bytes, plannable
 from wgrad.train.step.room import free_room
 from wgrad.train.step.search import planned_beside
 from wgrad.train.terminal.progress import Display
@@ -127,6 +127,6 @@ def _with_slots(
 
 def _fitting(placing: Placing, limit: int, run_dry: RunDry) -> tuple[Placing, Any] | None:
     try:
-        return placing, run_dry(placing, limit - limit // SPARE)
+        return placing, run_dry(placing, plannable(limit))
     except (OutOfMemory, CannotKeep):
         return None

@@ -6,9 +6,9 @@ The command line (`cli_options.py`), the keys of YAML files and `OUT/config.yaml
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import get_args
+from typing import Self, get_args
 
 import yaml
 
@@ -274,6 +274,20 @@ class RunOptions(ObjectiveOptions, InputOptions):
     def rows(self) -> int:
         """Sequences of one forward and backward."""
         return 2 * self.batch_size if self.objective_kind.records == "pairs" else self.batch_size
+
+    @property
+    def examples_per_step(self) -> int:
+        """Examples of an optimizer step: sequences or pairs of all its micro-batches."""
+        return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of an optimizer step whose sequences are full."""
+        return self.rows * self.max_length * self.gradient_accumulation_steps
+
+    def with_batch(self, batch: int) -> Self:
+        """Return the options with another batch size, and as many examples in a step."""
+        return replace(self, batch_size=batch, gradient_accumulation_steps=self.examples_per_step // batch)
 
     @property
     def packs(self) -> bool:

@@ -22,7 +22,7 @@ from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
 from wgrad.train.plan.fastest import least_seconds
 from wgrad.train.plan.fewer_layers import Forecast, Shorter
-from wgrad.train.plan.keep_layers import cannot_fit, most_kept
+from wgrad.train.plan.keep_layers import cannot_fit, most_kept, without_norms
 from wgrad.train.plan.keep_projections import hidden_projections, with_fewer_recomputed, with_gate_up
 from wgrad.train.plan.keep_weights import most_dequantized
 from wgrad.train.plan.memory_limit import (
@@ -45,7 +45,7 @@ from wgrad.train.step.activations import (
     kept_projections,
     offloaded_layers,
 )
-from wgrad.train.step.resident import SPARE
+from wgrad.train.step.resident import plannable
 from wgrad.train.step.room import Room
 from wgrad.train.step.search import FIRST, beside, largest
 
@@ -119,7 +119,10 @@ class Fit:
 
     def plan(self, **changes: Any) -> Plan | None:
         """Plan the run with changed options; None: it does not fit."""
-        config = self.changed(**changes)
+        return self._fitting_in_chunks(self.changed(**changes))
+
+    def _fitting_in_chunks(self, config: RunOptions) -> Plan | None:
+        """Plan a run below the limit, in chunks of the MLP if it does not fit without; None if it does not fit."""
         found = self.fitting(config)
         chunked = in_small_chunks(config, self.model_config) if found is None else None
         return found if chunked is None else self.fitting(chunked)
@@ -129,6 +132,10 @@ class Fit:
         if changes.get("gradient_checkpointing") is False:
             changes = {**OF_RECOMPUTED, **changes}
         return replace(self.config, **changes)
+
+    def of_batch(self, batch: int, mode: Mode) -> RunOptions:
+        """Return the options of the run in a mode, with another batch size and as many examples in a step."""
+        return self.changed(**mode).with_batch(batch)
 
     def fitting(self, config: RunOptions) -> Plan | None:
         """Plan a run below the limit; None if it does not fit."""
@@ -142,7 +149,7 @@ class Fit:
             return None
 
     def _below_limit(self, config: RunOptions) -> Plan:
-        return self._plan(config, self.limit - self.limit // SPARE)
+        return self._plan(config, plannable(self.limit))
 
     def _plan(self, config: RunOptions, limit: int | None) -> Plan:
         return run_dry(config, self.model_config, self.folder, self.device, self.prompt_tokens, limit)
@@ -166,8 +173,8 @@ class Fit:
         """Return the plan that `find` finds. WgradError: none fits."""
         if (found := self.find(batches)) is not None:
             return found
-        rows, mode = self.config.batch_size * self.config.gradient_accumulation_steps, self.last_mode
-        least = replace(self.config, batch_size=batches[0], gradient_accumulation_steps=rows // batches[0], **mode)
+        mode = self.last_mode
+        least = replace(self.config.with_batch(batches[0]), **mode)
         chosen = f"{flag('batch_size')} {least.batch_size} {words(mode)}"
         raise beyond_limit(least, self.device, self.layers, self._plan, chosen)
 
@@ -178,18 +185,17 @@ class Fit:
         """
         if self.config.gradient_checkpointing == AUTO and len(batches) > 1:
             return self._fastest(batches)
-        rows = self.config.batch_size * self.config.gradient_accumulation_steps
         for mode in self.modes:
             if cannot_fit(self, mode, batches[0]):
                 continue
-            plan = partial(self._of_batch, batches, rows, mode)
+            plan = partial(self._plan_batch, batches, mode)
             found = begin_streamed(self, mode, batches) or plan(len(batches))
             if found is None and (count := largest(plan, len(batches) - 1, self.limit)):
                 found = plan(count)
             if found is not None:
                 chosen = with_fewer_recomputed(self, self._refined(found, mode))
                 chosen = with_gate_up(self, in_large_chunks(chosen, chosen.config, self.fitting))
-                room = self.limit - self.limit // SPARE - chosen.peak_bytes
+                room = plannable(self.limit) - chosen.peak_bytes
                 return most_dequantized(chosen, room, self.fitting) if self.weights_open else chosen
         return None
 
@@ -198,8 +204,7 @@ class Fit:
         as fits; None: none fits."""
         best, least, config = None, math.inf, self.config
         rates = rates_of(self.device, config.compute) or Rates()
-        rows = config.batch_size * config.gradient_accumulation_steps
-        cut = {n: replace(config, batch_size=n, gradient_accumulation_steps=rows // n) for n in batches}
+        cut = {n: config.with_batch(n) for n in batches}
         bounds = least_seconds(self, cut, rates)
         for batch in sorted(batches, key=lambda n: (bounds[n], -n)):
             chosen = best.config.batch_size if best is not None else 0
@@ -230,7 +235,7 @@ class Fit:
         if points[0].gradient_checkpointing:
             points.append(base := replace(config, **next(m for m in self.modes if m["gradient_checkpointing"])))
             if config.gradient_checkpointing == AUTO and not self.modes[0]["gradient_checkpointing"]:
-                thin = replace(base, keep_norms=base.keep_norms or False)
+                thin = without_norms(base)
                 shares = sorted({max(layers * n // 4, 1) for n in range(1, 5)})
                 points += [*(self.keeping(thin, kept) for kept in shares), replace(config, **self.modes[0])]
                 if self.weights_open and any(chosen.dequantized.sizes):
@@ -251,14 +256,14 @@ class Fit:
             return self._if_below(replace(whole, config=config))
         if self._if_below(whole) or not (found := self._below(config)):
             return self._if_below(whole)
-        return most_dequantized(found, self.limit - found.dry.memory().peak_reserved_bytes, self._below)
+        return most_dequantized(found, self.limit - found.reserved_bytes, self._below)
 
     def _below(self, config: RunOptions) -> Plan | None:
         """Plan without enforcing the limit; None: it exceeds the limit."""
         return self._if_below(self._plan(config, None))
 
     def _if_below(self, plan: Plan) -> Plan | None:
-        return plan if plan.dry.memory().peak_reserved_bytes <= self.limit else None
+        return plan if plan.reserved_bytes <= self.limit else None
 
     @property
     def weights_open(self) -> bool:
@@ -315,7 +320,7 @@ class Fit:
         if plan is None:
             least = f"may take {size(RECOMPUTE_ABOVE)}" if room.limit is None else "do not fit"
             return f"{said}: {room.words}, and they {least}; --vram SIZE or --gradient-checkpointing N decide otherwise"
-        taken, weights = size(plan.dry.memory().peak_reserved_bytes), plan.dequantized
+        taken, weights = size(plan.reserved_bytes), plan.dequantized
         if weights.nbytes:
             whole = weights.count == len(weights.sizes)
             number = f"all {weights.count}" if whole else f"{weights.count} of {len(weights.sizes)}"
@@ -356,9 +361,8 @@ class Fit:
         offloaded = recomputed if offloaded is True else min(offloaded, recomputed)
         return replace(config, gradient_checkpointing=recomputed, offload_activations=offloaded)
 
-    def _of_batch(self, batches: list[int], rows: int, mode: Mode, number: int) -> Plan | None:
-        batch = batches[number - 1]
-        return self.plan(batch_size=batch, gradient_accumulation_steps=rows // batch, **mode)
+    def _plan_batch(self, batches: list[int], mode: Mode, number: int) -> Plan | None:
+        return self._fitting_in_chunks(self.of_batch(batches[number - 1], mode))
 
     def longest_rows(self, mode: Mode) -> int:
         """Return the tokens of the longest sequence that fits, up to the model's positions; 0: none fits."""
@@ -386,7 +390,7 @@ class Fit:
 
         def foreseen(count: int) -> Any:
             others = first + each * (count - 1)
-            found = forecast.fits(self.changed(**options(count)), self.limit - self.limit // SPARE - others)
+            found = forecast.fits(self.changed(**options(count)), plannable(self.limit) - others)
             return None if found is None else SimpleNamespace(peak_bytes=found.peak_bytes + others)
 
         return beside(largest(foreseen, most, self.limit), plan, most)

@@ -21,7 +21,7 @@ def cannot_fit(fit: Any, mode: dict[str, Any], batch: int) -> bool:
     """
     if mode["gradient_checkpointing"] or fit.config.gradient_checkpointing != AUTO or fit.forecast is None:
         return False
-    peak: float = fit.forecast.peak(_without_norms(_of_batch(fit, mode, batch)))
+    peak: float = fit.forecast.peak(without_norms(fit.of_batch(batch, mode)))
     most: float = fit.limit * (1 + DOUBT)
     return peak > most
 
@@ -29,7 +29,7 @@ def cannot_fit(fit: Any, mode: dict[str, Any], batch: int) -> bool:
 def most_kept(fit: Any, found: Plan) -> Plan:
     """Return a plan that keeps the activations of as many layers as fit, searching from the number that equal layers
     would allow. found: a plan with all recomputed."""
-    layers, config = fit.layers, _without_norms(found.config)
+    layers, config = fit.layers, without_norms(found.config)
     all_kept = fit.keeping(config, layers)
     highest = math.inf if fit.forecast is None else fit.forecast.peak(all_kept)
     if highest == math.inf:
@@ -48,19 +48,13 @@ def most_kept(fit: Any, found: Plan) -> Plan:
         return made
 
     def further(plan: Plan) -> int:
-        return int((fit.limit - plan.dry.memory().peak_reserved_bytes) / each)
+        return int((fit.limit - plan.reserved_bytes) / each)
 
     fitting = list[int]()
     # Little of the last layer is kept at the peak: its activations are freed before other layers are recomputed.
     return planned_beside(found, further(found) + 1, plan, layers - bool(config.keep_norms), further)
 
 
-def _of_batch(fit: Any, mode: dict[str, Any], batch: int) -> RunOptions:
-    rows = fit.config.batch_size * fit.config.gradient_accumulation_steps
-    config: RunOptions = fit.changed(batch_size=batch, gradient_accumulation_steps=rows // batch, **mode)
-    return config
-
-
-def _without_norms(config: RunOptions) -> RunOptions:
+def without_norms(config: RunOptions) -> RunOptions:
     """Return options that keep no norms' outputs, unless they ask for them."""
     return replace(config, keep_norms=config.keep_norms or False)

@@ -63,7 +63,7 @@ def with_gate_up(fit: Any, plan: Plan) -> Plan:
     if not config.keep_projections or not chunk or fit.config.keep_gate_up is not None or len(fit.peaks) < 2:
         return plan
     (few, lowest), (many, highest) = min(fit.peaks.items()), max(fit.peaks.items())
-    each, free = (highest - lowest) / (many - few), fit.limit - plan.dry.memory().peak_reserved_bytes
+    each, free = (highest - lowest) / (many - few), fit.limit - plan.reserved_bytes
     kept, whole = fit.layers - recomputed, config
     if config.offload_activations == recomputed:
         whole = replace(config, offload_activations=True)

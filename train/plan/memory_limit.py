@@ -122,7 +122,7 @@ def beyond_limit(
 
 
 def _takes(plan: Any) -> str:
-    return size(plan.dry.memory().peak_reserved_bytes)
+    return size(plan.reserved_bytes)
 
 
 def _words(changes: dict[str, Any]) -> str:

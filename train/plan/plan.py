@@ -26,7 +26,7 @@ from wgrad.train.step.compute import compute_type
 from wgrad.train.step.dequantized import Dequantized
 from wgrad.train.step.find_model import find_model
 from wgrad.train.step.memory import limit_bytes
-from wgrad.train.step.resident import SPARE, layer_bytes
+from wgrad.train.step.resident import layer_bytes, plannable
 from wgrad.train.step.search import planned_beside
 from wgrad.train.step.trainer import Trainer
 
@@ -63,6 +63,12 @@ class Plan:
     token_bytes: int = 0
 
     @property
+    def reserved_bytes(self) -> int:
+        """Most bytes that the memory pool takes from the driver: `peak_bytes` and free memory between arrays."""
+        reserved: int = self.dry.memory().peak_reserved_bytes
+        return reserved
+
+    @property
     def optimizer_bytes(self) -> int:
         """Bytes of AdamW's two moments. The parameters take half of that, and so do their gradients."""
         return 8 * self.trained
@@ -90,7 +96,7 @@ def plan_run(
         streamed = found.config.stream_weights == "on" and not device.shared_memory
         if not streamed or most is None or found.config.resident_layers is not None:
             return found
-        room = most - most // SPARE
+        room = plannable(most)
         each = layer_bytes(found.host_weight_bytes, model_config)
         return fill_with_layers(found, each, model_config.num_hidden_layers, room, partial(fitting, room))
 

@@ -24,7 +24,7 @@ Config = TypeVar("Config", bound=RunOptions)
 
 def batch_sizes(config: RunOptions, ranks: int = 1) -> list[int]:
     """Return the batch sizes that divide a step evenly, with a micro-batch for each rank, in rising order."""
-    rows = config.batch_size * config.gradient_accumulation_steps
+    rows = config.examples_per_step
     sizes = [n for n in range(1, min(rows, MOST_ROWS) + 1) if rows % n == 0 and rows // n >= ranks]
     return sizes or [config.batch_size]
 
@@ -68,8 +68,7 @@ def settle(
     vote = (found.config.batch_size if found is not None else None, recomputed)
     of_ranks = world.all_gather(vote, "what fits")
     batch = min((n for n, _ in of_ranks if n is not None), default=config.batch_size)
-    rows = config.batch_size * config.gradient_accumulation_steps
-    settled = replace(config, batch_size=batch, gradient_accumulation_steps=rows // batch)
+    settled = config.with_batch(batch)
     most = max(n for _, n in of_ranks)
     if most > recomputed:
         mode |= {"gradient_checkpointing": True if most == fit.layers else most}
@@ -122,7 +121,7 @@ def line(config: RunOptions, mode: Mode, limit: int) -> str:
         f"{flag('batch_size')} {config.batch_size} {flag('gradient_accumulation_steps')} "
         f"{config.gradient_accumulation_steps}"
     )
-    rows = config.batch_size * config.gradient_accumulation_steps
+    rows = config.examples_per_step
     what = f"{'pair' if config.rows > config.batch_size else 'sequence'}{'s' * (rows > 1)}"
     how = f" {words(mode)}" if mode else ""
     why = f"--vram ({size(limit)})" if config.vram else f"{size(limit)}"

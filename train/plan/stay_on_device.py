@@ -13,14 +13,13 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.memory_limit import fewest_offloaded, in_large_chunks, may_have_larger_chunks
 from wgrad.train.plan.plan import Plan, fill_with_layers
 from wgrad.train.plan.rates import Rates, rates_of
-from wgrad.train.step.resident import SPARE, layer_bytes
+from wgrad.train.step.resident import layer_bytes, plannable
 
 
 def begin_streamed(fit: Any, mode: dict[str, Any], batches: list[int]) -> Plan | None:
     """Return the plan from which the search starts: with streamed weights, and as many layers on the device as seem to
     fit by dry runs of fewer layers. None: start with no layer on the device."""
-    rows = fit.config.batch_size * fit.config.gradient_accumulation_steps
-    config = fit.changed(batch_size=batches[0], gradient_accumulation_steps=rows // batches[0], **mode)
+    config = fit.of_batch(batches[0], mode)
     forecast = None
     if mode["stream_weights"] == "on" and len(batches) == 1 and not may_have_larger_chunks(config):
         left_open = not fit.device.shared_memory and fit.config.resident_layers is None
@@ -30,7 +29,7 @@ def begin_streamed(fit: Any, mode: dict[str, Any], batches: list[int]) -> Plan |
     each = layer_bytes(forecast.host_weights(config), fit.model_config)
     if _stay_in_turn(fit, config, each)[0] != "resident_layers":
         return None
-    guess = min(int((fit.limit - fit.limit // SPARE - peak) / each), fit.layers)
+    guess = min(int((plannable(fit.limit) - peak) / each), fit.layers)
     plans = (fit.fitting(replace(config, resident_layers=n)) for n in (guess, guess - 1) if n > 0)
     return next((found for found in plans if found is not None), None)
 
@@ -38,7 +37,7 @@ def begin_streamed(fit: Any, mode: dict[str, Any], batches: list[int]) -> Plan |
 def least_copied(fit: Any, found: Plan, offloads: bool) -> Plan:
     """Return a plan in which the weights of as many layers stay on the device, and the inputs of as few are offloaded,
     as fit. found: a plan with streamed weights. offloads: whether the number of offloaded inputs is open."""
-    room, host = fit.limit - fit.limit // SPARE, float(found.host_weight_bytes)
+    room, host = plannable(fit.limit), float(found.host_weight_bytes)
     none = replace(found.config, resident_layers=fit.config.resident_layers)
     if none != found.config and fit.forecast is not None:  # `begin_streamed`
         host = fit.forecast.host_weights(none)

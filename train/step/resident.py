@@ -10,8 +10,13 @@ from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
 
-# 1 / SPARE of a limit stays free: the run's memory pool has slightly other gaps than the plan's (0.2 % seen).
-SPARE = 64
+_SPARE = 64
+
+
+def plannable(limit: int) -> int:
+    """Return the bytes that a plan may take of a limit. A 64th stays free: the memory pool of a run has slightly other
+    gaps than that of its plan (0.2 % seen)."""
+    return limit - limit // _SPARE
 
 
 def resident_layers(config: RunOptions, model: ModelConfig) -> int:
