@@ -43,28 +43,15 @@ def amount(nbytes: int) -> str:
 
 
 def attention_busy(rows: list[Row]) -> list[str]:
-    """Return tables of how busy the tensor cores are: CDNA forward, with a peer's for gfx942, backward, and gfx1100."""
+    """Return tables of how busy the tensor cores are: CDNA forward, with a peer's for gfx942, backward, and RDNA."""
     lines: list[str] = []
-    for arch in ("gfx942", "gfx950"):
-        lines += cdna_busy([r for r in rows if r["arch"] == arch and "busy" in r], arch)
-    by_waves = [r for r in rows if "busy_by_waves" in r]
-    if by_waves:
-        cells = [
-            [f"`{r['kernel']}`", str(r["vgpr"]), amount(r["lds"])]
-            + [percent(r[key][waves]) for waves in ("2", "4") for key in ("busy_by_waves", "busy_causal_by_waves")]
-            for r in by_waves
-        ]
-        head: tuple[str, ...] = (
-            "kernel",
-            "VGPR",
-            "LDS",
-            "two waves a SIMD: no mask",
-            "causal",
-            "four waves: no mask",
-            "causal",
-        )
-        lines += ["**Attention forward, gfx1100: the same, 2,304 keys**", "", *table(head, cells), ""]
-    return [*lines, *rdna_backward(rows)]
+    for arch in ARCHITECTURES:
+        own = [r for r in rows if r["arch"] == arch]
+        if arch.startswith("gfx9"):
+            lines += cdna_busy([r for r in own if "busy" in r], arch)
+        else:
+            lines += [*rdna_forward(own, arch), *rdna_backward(own, arch)]
+    return lines
 
 
 def cdna_busy(rows: list[Row], arch: str) -> list[str]:
@@ -96,7 +83,21 @@ def cdna_busy(rows: list[Row], arch: str) -> list[str]:
     return lines
 
 
-def rdna_backward(rows: list[Row]) -> list[str]:
+def rdna_forward(rows: list[Row], arch: str) -> list[str]:
+    keys = "busy_by_waves", "busy_causal_by_waves"
+    cells = [
+        [f"`{r['kernel']}`", str(r["vgpr"]), amount(r["lds"])]
+        + [percent(r[key][waves]) for waves in ("2", "4") for key in keys]
+        for r in rows
+        if "busy_by_waves" in r
+    ]
+    if not cells:
+        return []
+    head = ("kernel", "VGPR", "LDS", "two waves a SIMD: no mask", "causal", "four waves: no mask", "causal")
+    return [f"**Attention forward, {arch}: the same, 2,304 keys**", "", *table(head, cells), ""]
+
+
+def rdna_backward(rows: list[Row], arch: str) -> list[str]:
     cells = []
     for r in rows:
         if r["kernel"].startswith("attention_backward") and "busy_causal_by_waves" in r:
@@ -107,7 +108,7 @@ def rdna_backward(rows: list[Row]) -> list[str]:
     if not cells:
         return []
     head = ("kernel", "VGPR", "LDS", "two waves a SIMD", "as many as fit")
-    return ["**Attention backward, gfx1100: the same, causal, length 2,304**", "", *table(head, cells), ""]
+    return [f"**Attention backward, {arch}: the same, causal, length 2,304**", "", *table(head, cells), ""]
 
 
 def against_the_peer(forward: list[Row]) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from wgrad.hip.expected import SHARES, expect
+from wgrad.hip.runtime.architectures import SHIPPED
 from wgrad.hip.runtime.objects import HIP
 from wgrad.hip.runtime.system import read_sensors
 
@@ -39,6 +40,12 @@ def test_peaks_are_the_makers(name: str) -> None:
     found = expect(facts, [("norm", "rms_norm")], 1.0, 1e12)
     assert found is not None and found.bound == "memory" and found.seconds == pytest.approx(1e3 / memory, rel=0.01)
     assert expect(facts | {"clock_mhz": 0}, [], 1.0, 1.0) is None
+
+
+def test_attention_has_shares_on_every_architecture() -> None:
+    shares = json.loads((HIP / "objects" / SHARES).read_text())
+    named = {a: {kernel for kernel in shares[a] if kernel.startswith("attention")} for a in SHIPPED}
+    assert len(named["gfx942"]) == 24 and all(kernels == named["gfx942"] for kernels in named.values())
 
 
 def test_instructions_of_half_the_depth_reach_half_the_peak_of_gfx950() -> None:

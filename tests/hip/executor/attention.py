@@ -1,11 +1,11 @@
 """hip_attention: the compiled flash attention, executed against float64, counted and modeled.
 
-Every kernel runs at a size that divides nothing (packed documents, grouped heads), waves forward and reversed. On
-gfx942 and gfx950 a model has two waves that share a SIMD, by what they executed: the share of time that the tensor
-cores are busy at 300, 600 and 1,200 clocks of memory latency, of the whole run (`busy`; of the backward: causal, length
-1,024) and of its inner loop (`busy_loop`); at 600 clocks with L1's bandwidth counted too (`busy_l1`, `busy_loop_l1`).
-On gfx950 also the share of matrix instructions that have CDNA4's depth (`deep`).
-On gfx1100 that of the whole run by waves of a SIMD (`busy_by_waves`, `busy_causal_by_waves`). A model, not a GPU.
+Every kernel runs at a size that divides nothing (packed documents, grouped heads), waves forward and reversed. On CDNA
+a model has two waves that share a SIMD, by what they executed: the share of time that the tensor cores are busy at 300,
+600 and 1,200 clocks of memory latency, of the whole run (`busy`; of the backward: causal, length 1,024) and of its
+inner loop (`busy_loop`); at 600 clocks with L1's bandwidth counted too (`busy_l1`, `busy_loop_l1`). On gfx950 also the
+share of matrix instructions that have CDNA4's depth (`deep`).
+On RDNA that of the whole run by waves of a SIMD (`busy_by_waves`, `busy_causal_by_waves`). A model, not a GPU.
 """
 
 from __future__ import annotations
@@ -170,14 +170,13 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
     for name in kernels:
         row: Row = {"kernel": name, **registers(code, name), "widths": widths(hot_loop(instructions(code, name)))}
         forward = "_forward_" in name
-        if made.architecture in ("gfx942", "gfx950"):
-            row |= attention_forward.busy(Kernel(code, name)) if forward else busy(Kernel(code, name))
-            if made.architecture == "gfx950":
-                row["deep"] = deep_share([i.text for i in hot_loop(instructions(code, name))])
-        elif made.architecture == "gfx1100":
-            kernel = Kernel(code, name)
-            row |= attention_forward.busy_of_groups(kernel) if forward else busy_of_groups(kernel, row)
         kernel = Kernel(code, name)
+        if made.architecture.startswith("gfx9"):
+            row |= attention_forward.busy(kernel) if forward else busy(kernel)
+        else:
+            row |= attention_forward.busy_of_groups(kernel) if forward else busy_of_groups(kernel, row)
+        if made.architecture == "gfx950":
+            row["deep"] = deep_share([i.text for i in hot_loop(instructions(code, name))])
         if forward:
             row |= attention_forward.errors(kernel)
         else:
