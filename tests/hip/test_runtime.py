@@ -69,6 +69,35 @@ def test_a_gpu_that_was_listed_is_not_read_again(emulator: Any, monkeypatch: pyt
     assert emulator.new("gfx942,gfx1100", gpu=other).index == other.index == 1
 
 
+def test_each_thread_makes_its_gpu_current(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HIP starts every thread with GPU 0."""
+    device = emulator.new("gfx942,gfx1100", gpu="1")
+    x = device.zeros((41,))
+    calls = count_calls(monkeypatch, device, "hipSetDevice")
+    works = (
+        lambda: device.readback(x).result(),
+        lambda: device.empty((1 << 20,)),
+        lambda: device.empty_host((1 << 20,)),
+        device.free_memory,
+        device.profile,
+    )
+    for number, work in enumerate(works, 1):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert calls["hipSetDevice"] == number
+    device.profile(False)
+
+
+def test_free_memory_is_the_drivers(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs that share main memory have none of their own."""
+    device = emulator.new("gfx942")
+    monkeypatch.setattr(device._hip, "hipMemGetInfo", lambda: (0, 5 << 30, 9 << 30))
+    assert device.free_memory() == 5 << 30
+    device.shared_memory = True
+    assert device.free_memory() is None
+
+
 def test_a_gpu_that_is_not_there_or_not_supported_is_told(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WGRAD_EMULATED_ARCH", "gfx942,gfx1036")
     with pytest.raises(DeviceError, match="HIP has no GPU '5'; it has 0 Emulated gfx942, 1 Emulated gfx1036"):
@@ -104,6 +133,47 @@ def test_wrong_launches_are_refused(hip_device: Any) -> None:
     np.testing.assert_array_equal(hip_device.download(x), np.zeros(64))
 
 
+def test_arguments_below_zero_are_passed(hip_device: Any) -> None:
+    x = hip_device.zeros((5,), np.int32)
+    hip_device.launch("storage", "fill", [x, -1, Long(x.nbytes)], (1, 1, 1))
+    np.testing.assert_array_equal(hip_device.download(x), np.full(5, -1))
+
+
+def test_the_last_launch_is_named_where_a_copy_fails(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = emulator.new("gfx942")
+    x = device.zeros((67,))
+    with device.capture() as recorded:
+        device.fill(x, 3.0)
+    recorded.run()  # makes the graph, launch by launch; later runs launch it as a whole
+    device.scale(x, 2.0)
+    for kernel in ("elementwise", "fill"):
+        with monkeypatch.context() as patch, pytest.raises(DeviceError, match=f"last launch: kernel {kernel} on"):
+            patch.setattr(device._hip, "hipMemcpyAsync", lambda *args: (1,))
+            device.download(x)
+        recorded.run()
+    calls = count_calls(monkeypatch, device, "hipGraphExecDestroy")
+    del recorded
+    gc.collect()
+    assert calls["hipGraphExecDestroy"] == 1
+
+
+def test_a_device_prepares_and_plans_as_it_is_told(emulator: Any) -> None:
+    """A kernel that does not load is left to its launch. Other compute units are for their block alone."""
+    device = emulator.new("gfx942")
+    told: list[tuple[int, int]] = []
+    made: list[Any] = []
+    dry = device.dry_run()
+    dry.kernels.update({("storage", "nothing"): None, ("storage", "fill"): None})
+    assert device.prepare(dry, lambda done, of: told.append((done, of))) == 1
+    assert told == [(0, 2), (1, 2), (2, 2)]
+    units = device.compute_units
+    with pytest.raises(DeviceError, match="stop"), device.planned_for(units + 1):
+        assert device.compute_units == units + 1
+        raise DeviceError("stop")
+    assert device.compute_units == units
+    assert [device.once(made.append) for _ in range(2)] == [None, None] and made == [device]
+
+
 def test_a_code_object_lives_as_long_as_its_module(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver keeps the pointer that is passed to hipModuleLoadData."""
 
@@ -134,6 +204,16 @@ def test_an_array_of_another_device_is_refused(emulator: Any) -> None:
         one.add(one.zeros((64,)), other.zeros((64,)))
     with pytest.raises(DeviceError, match="upload it to this device"):
         one.download(np.zeros(3))
+    ours, theirs, host = one.zeros((64,)), other.zeros((64,)), one.empty_host((64,))
+    for use in (
+        lambda: one.transfer(theirs, host),
+        lambda: one.transfer(host, theirs),
+        lambda: one.transfer(ours, other.empty_host((64,))),
+        lambda: one.write(theirs, np.zeros(64, np.float32)),
+        lambda: one.readback(theirs),
+    ):
+        with pytest.raises(DeviceError, match="upload it to this device"):
+            use()
 
 
 def test_a_code_object_that_the_driver_refuses_is_named(emulator: Any) -> None:
@@ -276,11 +356,12 @@ def test_without_graphs_a_replay_launches_one_by_one(
         device.add(total, device.mul(x, x), out=total)
     if failing:
         monkeypatch.setattr(device._hip, failing, lambda *args: (801, None))
-    calls = count_calls(monkeypatch, device, "hipStreamBeginCapture")
+    calls = count_calls(monkeypatch, device, "hipStreamBeginCapture", "hipStreamEndCapture", "hipGraphDestroy")
     for _ in range(3):
         recorded.run()
     np.testing.assert_array_equal(device.download(total), np.full(67, 36, np.float32))  # one of them recorded
     assert calls["hipStreamBeginCapture"] == bool(failing)
+    assert calls["hipGraphDestroy"] == calls["hipStreamEndCapture"]  # what is captured is freed
     notes = [record.getMessage() for record in caplog.records]
     assert len(notes) == bool(failing) and all("HIP graphs fail here" in note for note in notes)
 
