@@ -125,12 +125,11 @@ def test_the_table_of_radv_has_no_spilled_registers() -> None:
             assert f"| {row['gpu']} | {row['mesa']} | `{row['kernel']}` | {row['variants']} | 64 | " in note
 
 
-def test_the_table_of_anv_spills_in_two_kernels_alone() -> None:
-    """Committed: on Intel's GPUs no kernel spills but attention's backward with heads of 10 elements, and the rounding
-    of weights to Q4_K."""
+def test_the_table_of_anv_spills_in_one_kernel_alone() -> None:
+    """Committed: on Intel's GPUs no kernel spills but attention's backward with heads of 10 elements."""
     results = (ROOT / "bench/results/anv.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in results]
     assert {row["gpu"] for row in rows} == {"dg2", "bmg"} and not any(row["failed"] for row in rows)
     assert {row["kernel"] for row in rows} >= {"gemv", "delta_rule_grads", "moe_weight_grad", "gemm", "short_conv"}
     spilling = {row["kernel"]: (row["spilling"], row["spills"]) for row in rows if row["spilling"]}
-    assert spilling == {"attention_backward_dq": (1, 17), "round_q4_k": (1, 20)}
+    assert spilling == {"attention_backward_dq": (1, 17)}
