@@ -88,7 +88,7 @@ def command(name: str, parser: argparse.ArgumentParser) -> str:
     for group in parser._action_groups:
         actions = [a for a in group._group_actions if "--help" not in a.option_strings and a.help != argparse.SUPPRESS]
         if actions:
-            title = {"positional arguments": "Arguments", "options": "Options"}.get(str(group.title), str(group.title))
+            title = str(group.title)
             lines += ["", f"## {title[0].upper()}{title[1:]}", "", "| option | meaning |", "| --- | --- |"]
             lines += [f"| {_spelling(action)} | {_cell(action.help)} |" for action in actions]
     return "\n".join([*lines, *(["", str(parser.epilog)] if parser.epilog else []), ""])

@@ -54,13 +54,17 @@ GROUPS = {
 }
 
 
+_OF_MODEL = ("model", "adapter")
+_OF_DATA = ("model", "columns", "chat_template", "objective", "max_length", "packing", "loss_on", "eval_fraction")
+
+
 def build_parser(only: str | None = None) -> Parser:
     """Return the parser of all commands. A parsed namespace has `run`, the function of its command.
 
     Args:
         only: The command that will be parsed. The others get no options, which saves most of the time.
     """
-    parser = Parser(prog="wgrad", description="Fine-tune Llama-type language models on any GPU, without PyTorch.")
+    parser = Parser(prog="wgrad", description="Fine-tune Llama-family language models on any GPU, without PyTorch.")
     parser.add_argument("--version", action="version", version=f"wgrad {wgrad.__version__}")
     parser.epilog = "wgrad COMMAND --help describes a command."
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
@@ -91,17 +95,19 @@ def _add_training(add: _Add) -> None:
     sweep.add_argument("--vary", action="append", metavar="NAME=V,V", help=vary)
     trials = "draw this many combinations at random (by --seed) instead of trying all"
     sweep.add_argument("--trials", metavar="N", help=trials)
-    _add_config(sweep)
-    sweep.required = {"model", "data", "out"}
+    _add_config(sweep, [name for name in USUAL if name != "resume"])
+    sweep.hide(("resume", "ranks", "lr_sweep"))
+    sweep.required = {"vary", "model", "data", "out"}
     plan = add("plan", actions.plan, "show the memory that a run takes, and what fits; takes the options of finetune")
-    _add_config(plan)
+    _add_config(plan, ("model", "lora_r", "batch_size", "max_length", "device", "vram"))
     plan.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     data = add("data", actions.data_show, "show what a run learns from its data; takes the options of finetune")
     data.add_argument("action", choices=("show",), metavar="show", help="what to do")
     data.add_argument("file", nargs="+", metavar="FILE", help="the data; with weights FILE=3, as --data of finetune")
     data.add_argument("--examples", default="3", metavar="N", help="number of examples to show (default: 3)")
     data.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    _add_config(data)
+    _add_config(data, _OF_DATA)
+    data.hide(("data",))
     watch = add("watch", actions.watch, "show runs in the browser: curves, samples, results")
     watch.epilog = "The page is at the printed address; Ctrl-C ends it. Nothing in the folders is changed."
     watch.add_argument("folder", nargs="+", metavar="RUN", help="the --out of a run, also one that has yet to begin")
@@ -115,12 +121,15 @@ def _add_training(add: _Add) -> None:
 
 def _add_using(add: _Add) -> None:
     generate = add("generate", actions.generate, "continue a prompt with a model, with or without an adapter")
-    add_options(generate, GenerateConfig)
+    add_options(generate, GenerateConfig, first=("model", "adapter", "prompt"))
+    generate.required = {"model", "prompt"}
     chat = add("chat", actions.chat, "talk to a model in the terminal, with or without an adapter, or with both")
     chat.epilog = "Ctrl-C stops an answer; /help lists commands; /exit or the end of input (Ctrl-D) ends the chat."
-    add_options(chat, ChatConfig)
+    add_options(chat, ChatConfig, first=_OF_MODEL)
+    chat.required = {"model"}
     serve = add("serve", actions.serve, "serve a model and its adapters over HTTP, with the APIs of OpenAI and Ollama")
-    add_options(serve, ServeConfig)
+    add_options(serve, ServeConfig, first=_OF_MODEL)
+    serve.required = {"model"}
     evaluate = add(
         "eval", actions.evaluate, "measure perplexity or multiple choice of a model, with and without an adapter"
     )
@@ -174,7 +183,8 @@ def _add_setting_up(add: _Add) -> None:
     add_options(importer, ImportOptions, {"objective": "", "out": ""})
     units = add("matrix-units", actions.matrix_units, "let float16 use the GPU's tensor cores, or show whether it does")
     units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
-    _add_config(add("warm", actions.warm, "precompile the shaders of a run; takes the options of finetune"))
+    warm = add("warm", actions.warm, "precompile the shaders of a run; takes the options of finetune")
+    _add_config(warm, ("model", "lora_r", "batch_size", "max_length", "compute", "device", "vram"))
     cache = add("cache", actions.cache, "list what is cached on disk (quantized weights, ...), or remove it")
     cache.add_argument("action", choices=("list", "clear"), help="what to do")
     completion = add("completion", _completion, "print a script that completes commands and options in your shell")
@@ -182,11 +192,11 @@ def _add_setting_up(add: _Add) -> None:
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
 
 
-def _add_config(parser: Parser) -> None:
-    """Add the options of a run."""
+def _add_config(parser: Parser, usual: Sequence[str] = USUAL) -> None:
+    """Add the options of a run. usual: those that --help shows; --help-all shows all."""
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options by name")
     add_options(parser, FinetuneConfig)
-    parser.show_usual(*USUAL, "json", "action", "file", "examples", "vary", "trials")
+    parser.show_usual(*usual, "json", "action", "file", "examples", "vary", "trials")
     if not parser.prog.endswith("finetune"):  # the other commands need only parts of a run
         parser.required = {"model"}
 

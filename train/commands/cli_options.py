@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from wgrad.device.errors import WgradError
@@ -27,6 +27,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        self._positionals.title = "arguments"
         self.groups: dict[str, list[str]] = {}
         self.usual: tuple[str, ...] = ()
         self.required: set[str] = set()
@@ -53,7 +54,7 @@ class Parser(argparse.ArgumentParser):
     def format_usage(self) -> str:
         """Return one line, with positional arguments and required options."""
         words = [
-            f"[{word}]" if action.nargs == "?" else word
+            f"[{word}]" if action.nargs == "?" else f"{word} [{word} ...]" if action.nargs == "+" else word
             for action in self._actions
             if not action.option_strings
             for word in [action.metavar or f"{{{','.join(action.choices or [action.dest])}}}"]
@@ -89,7 +90,14 @@ class Parser(argparse.ArgumentParser):
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def _count(self) -> int:
-        return len({a.dest for a in self._actions if a.option_strings} - {"help", "help_all"})
+        shown = {a.dest for a in self._actions if a.option_strings and a.help != argparse.SUPPRESS}
+        return len(shown - {"help", "help_all"})
+
+    def hide(self, names: Collection[str]) -> None:
+        """Leave options out of the help: those that the command refuses, in words of its own."""
+        for action in self._actions:
+            if action.dest in names:
+                action.help = argparse.SUPPRESS
 
     def _add_commands(self, formatter: argparse.HelpFormatter, commands: Any) -> None:
         named = {action.dest: action for action in commands._choices_actions}
@@ -120,7 +128,12 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def add_options(parser: argparse.ArgumentParser, options: type[Options], only: Mapping[str, str] | None = None) -> None:
+def add_options(
+    parser: argparse.ArgumentParser,
+    options: type[Options],
+    only: Mapping[str, str] | None = None,
+    first: Sequence[str] = (),
+) -> None:
     """Add an option for each field of `options`.
 
     Options that are not given are absent from the namespace. Values stay texts, which the dataclass converts and
@@ -130,11 +143,13 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options], only: M
         parser: Parser of a command.
         options: Dataclass of options.
         only: Fields that the command takes, with their help; "": the field's own help. None: all fields.
+        first: Fields that the help lists before the others, in this order.
     """
     if isinstance(parser, Parser) and not parser.takes_options:
         return
     groups: dict[str, Any] = {"": parser}
-    for field in dataclasses.fields(options):
+    places = {name: place for place, name in enumerate(first)}
+    for field in sorted(dataclasses.fields(options), key=lambda field: places.get(field.name, len(places))):
         meta = field.metadata
         if only is not None and field.name not in only:
             continue
@@ -184,4 +199,4 @@ def _help(field: dataclasses.Field[Any]) -> str:
     text, default = str(field.metadata["help"]).replace("%", "%%"), field.default
     if default in (None, "", ()):
         return text
-    return f"{text} (default: {'all seven' if isinstance(default, tuple) else show(default)})"
+    return f"{text} (default: {show(default)})"

@@ -44,3 +44,4 @@ class GenerateArguments(PromptOptions):
     adapter: Paths | None = None  # type: ignore[assignment]
     chat_template: Paths | None = field(default=None, kw_only=True)  # type: ignore[assignment]
     json_schema: Schema = field(default=None, kw_only=True)  # type: ignore[assignment]
+    prompt: str = field(default="", kw_only=True, metadata={"help": "prompt to continue"})

@@ -38,8 +38,13 @@ class Arguments(RunOptions):
     chat_template: Paths | None = None  # type: ignore[assignment]
     data: Paths | Iterable[Any] = field(default="", metadata={"help": _RECORDS})  # type: ignore[assignment]
     columns: Mapping[str, str] | Iterable[str] | str = ()  # type: ignore[assignment]
-    eval_data: Paths | Iterable[Any] | None = None  # type: ignore[assignment]
+    eval_data: Paths | Iterable[Any] | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "held-out data, as data; --eval-fraction is then not used"}
+    )
     batch_size: int | Auto = 1  # type: ignore[assignment]
+    sample_prompt: str | Iterable[str] = field(  # type: ignore[assignment]
+        default=(), metadata={"help": "prompts of the sample (default: the start of a held-out example)"}
+    )
     config: Paths | None = field(
         default=None, metadata={"help": "YAML file with options by name; arguments of the call override it"}
     )

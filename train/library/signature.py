@@ -8,14 +8,14 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from wgrad.device.errors import WgradError
 from wgrad.train.options.former_names import current_name, with_current_names
 from wgrad.train.options.objectives import OBJECTIVES
 from wgrad.train.options.option_names import option_hint
-from wgrad.train.options.options import Options, show
+from wgrad.train.options.options import Options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,7 +66,7 @@ def _documented(kind: Any, function: Callable[..., Any]) -> str:
     entries, names = [], {field.name for field in fields(kind)}
     for field in fields(kind):
         words = next((h for base in kind.__mro__ if (h := _help_of(base, field.name))), "")
-        shown = f" Default: {show(field.default)}." if field.default not in (None, "", ()) else ""
+        shown = f" Default: {field.default!r}." if field.default not in (None, "", (), MISSING) else ""
         entry = f"{field.name}: {_for_python(words, names)}.{shown}"
         entries += textwrap.wrap(entry, 100, initial_indent="    ", subsequent_indent=" " * 8, break_on_hyphens=False)
     return text.replace(marker, "\n".join(entries))

@@ -16,8 +16,7 @@ from wgrad.train.options.sweep_options import MOST, vary_of
 from wgrad.train.run.trials import best_of, run_sweep
 
 _VARY = (
-    "options that differ, by name: each a list of values, or text as for --vary, such as '1e-5..1e-3' for a range to "
-    "draw values from"
+    "options that differ, by name: each a list of values, or text, such as '1e-5..1e-3' for a range to draw values from"
 )
 
 
@@ -60,7 +59,7 @@ class SweepResult:
 class SweepArguments(Arguments):
     """Arguments of `sweep`, for type checkers and help(). It is never instantiated."""
 
-    vary: Mapping[str, Sequence[Any] | str] = field(default_factory=dict, metadata={"help": _VARY})
+    vary: Mapping[str, Sequence[Any] | str] = field(metadata={"help": _VARY})
     trials: int | None = field(default=None, metadata={"help": "draw this many combinations; None: try all"})
 
 

@@ -9,7 +9,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.options.choice_options import SHOTS_SEED, ChoiceOptions
 from wgrad.train.options.choices import TEMPLATE_HELP
 from wgrad.train.options.data_sources import sources_of
-from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.finetune_config import DEVICE_HELP, STREAM_HELP, RunOptions
 from wgrad.train.options.options import flag
 from wgrad.train.options.unused_options import unused_options
 
@@ -20,11 +20,14 @@ EVAL_OPTIONS = {
     "data": "file to measure on, in any format that finetune takes as its --data",
     "chat_template": TEMPLATE_HELP,
     **dict.fromkeys(("columns", "on_bad_line"), ""),
-    **dict.fromkeys(("quantize", "double_quant", "block_size", "batch_size", "max_length", "packing"), ""),
+    **dict.fromkeys(("quantize", "double_quant", "block_size", "max_length", "packing"), ""),
+    "batch_size": "sequences that are measured at once (default: 1)",
     "loss_on": "",
     "eval_tokens": "measure on about this many tokens, as a run does; 0: on all (default: 0)",
     "seed": "seed of the draw of --eval-tokens (default: 0) or of --shots (default: 1234, as lm-eval)",
-    **dict.fromkeys(("compute", "device", "stream_weights", "memory_limit"), ""),
+    "device": f"{DEVICE_HELP} (default: auto)",
+    "stream_weights": f"{STREAM_HELP} (default: auto)",
+    **dict.fromkeys(("compute", "memory_limit"), ""),
 }
 
 _OF_DATA = ("data", "columns", "on_bad_line", "loss_on", "eval_tokens")  # options without effect under --choices

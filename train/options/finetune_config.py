@@ -32,8 +32,8 @@ COMPUTE_HELP = "auto: float16 where tensor cores are enabled, bfloat16 on HIP, e
 DEVICE_HELP = "where to compute: auto, hip, wgpu or cpu; hip:GPU and wgpu:GPU take a number or part of a name"
 MOST = 10**9  # largest count, which no run reaches: a larger number is a mistake
 STREAM_HELP = (
-    "keep the frozen weights in host memory and copy each layer to the device before its use (training then uses "
-    "--gradient-checkpointing); auto: only where they do not fit otherwise"
+    "keep the frozen weights in host memory and copy each layer to the device before its use; auto: only where they do "
+    "not fit otherwise"
 )
 LIMIT_HELP = "use at most this much device memory: 3GiB, 800MiB"
 A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
@@ -222,7 +222,9 @@ class RunOptions(ObjectiveOptions, InputOptions):
         None, "with --gradient-checkpointing: memory that the MLP of a long sequence takes at a time (default: 768MiB "
         "for more than 4,096 tokens, or less with a --memory-limit)", rule=A_SIZE, metavar="SIZE",
     )  # fmt: skip
-    stream_weights: choices.Stream = of_machine("auto", STREAM_HELP, choices=get_args(choices.Stream))
+    stream_weights: choices.Stream = of_machine(
+        "auto", f"{STREAM_HELP}. Training then uses --gradient-checkpointing", choices=get_args(choices.Stream)
+    )
     resident_layers: int | None = of_machine(
         None,
         "with --stream-weights: layers whose weights stay on the device (default: as many as fit into a memory limit, "

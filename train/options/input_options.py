@@ -74,7 +74,8 @@ class InputOptions(Options):
     lora_dropout: float = of_adapter(0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P")
     target_modules: tuple[str, ...] = of_adapter(
         PROJECTIONS,
-        "projections that get an adapter, each optionally with its own rank",
+        "projections that get an adapter, each optionally with its own rank; all-linear: every linear layer except "
+        "the output layer",
         rule=MODULES,
         metavar="NAME[=R]",
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -129,4 +131,12 @@ def next_commands(config: RunOptions, chats: bool, in_gguf: bool = True) -> list
             ["merge", *result, "--out", f"{config.out}-gguf", "--format", "gguf", "--quantize", QAT_MIXES[config.qat]]
         ]
     heads = ("next: ", "      ")
-    return [f"{head}{shlex.join(['wgrad', *words])}" for head, words in zip(heads, commands)]
+    return [f"{head}{shlex.join([*_program(), *words])}" for head, words in zip(heads, commands)]
+
+
+def _program() -> list[str]:
+    """Return the words by which a shell finds wgrad, which may be in an environment that is not activated."""
+    if shutil.which("wgrad"):
+        return ["wgrad"]
+    started = sys.argv[0]
+    return [started] if Path(started).stem == "wgrad" else [sys.executable, "-m", "wgrad"]
