@@ -537,6 +537,8 @@ def test_help_of_a_run_shows_ten_options_and_help_all_shows_all(capsys: pytest.C
     for command in ("plan", "data", "sweep", "warm"):
         some = shown(command, "--help")
         assert "--model" in some and 6 <= len(some - {"--json"}) <= 12
+    assert not {"--resume", "--ranks", "--lr-sweep"} & shown("sweep", "--help-all")  # which it refuses
+    assert "--data" not in shown("data", "--help-all") and "--data" in shown("sweep", "--help-all")
     assert len(shown("generate", "--help")) > 10
 
 

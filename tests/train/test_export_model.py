@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -150,12 +151,28 @@ def test_llama_cpp_stops_by_itself(adapter: Path, tmp_path: Path, capsys: Any) -
         (True, True, ["next: wgrad chat --model 'my out'"]),
     ],
 )
-def test_a_run_ends_with_the_next_commands(full: bool, chats: bool, lines: list[str]) -> None:
+def test_a_run_ends_with_the_next_commands(
+    full: bool, chats: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     found = next_commands(RunOptions(out="my out", full=full), chats)
     assert found[: len(lines)] == lines and len(found) == (1 if full else 2)
     assert next_commands(RunOptions(out="my out", full=full), chats, in_gguf=False) == found[:1]
     for line in found:  # both are understood
         build_parser().parse_args(shlex.split(line.strip().removeprefix("next: "))[1:])
+
+
+@pytest.mark.parametrize(
+    ("started", "shown"),
+    [(".venv/bin/wgrad", ".venv/bin/wgrad"), ("train.py", shlex.join([sys.executable, "-m", "wgrad"]))],
+)
+def test_the_next_commands_run_where_wgrad_is_not_on_the_path(
+    started: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make finetune` runs the wgrad of an environment that is not activated."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "argv", [started])
+    assert next_commands(RunOptions(out="out"), True)[0] == f"next: {shown} chat --adapter out"
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,23 @@ def test_options_are_the_commands() -> None:
     assert given(wgrad.generate) == names(GenerateConfig) - of_the_command == names(PromptOptions)
     assert given(wgrad.load) == names(LoadOptions) == names(GenerateConfig) & names(LoadOptions) | {"context"}
     assert inspect.signature(wgrad.finetune).parameters["lora_r"].default == RunOptions().lora_r
+    assert inspect.signature(wgrad.sweep).parameters["vary"].default is inspect.Parameter.empty
+
+
+def test_the_text_of_help_is_of_python() -> None:
+    """Defaults are as Python writes them, and words of the command line alone are not in it."""
+    shown = [wgrad.finetune.__doc__, wgrad.sweep.__doc__, wgrad.load.__doc__, wgrad.generate.__doc__]
+    text = " ".join(" ".join(map(str, shown)).split())
+    assert "Default: False." in text and "Default: 'skip'." in text
+    for words in (
+        "object at 0x",
+        "<factory>",
+        "everal times for",
+        "repeat the option",
+        "standard input",
+        "Default: no.",
+    ):
+        assert words not in text, words
 
 
 def test_records_are_learned_as_the_command_learns_a_file(
