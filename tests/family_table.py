@@ -23,8 +23,8 @@ NOT_THERE = {
         "not in the `gguf` package",
     ),
     **dict.fromkeys(("SolarOpen", "Llama4"), "not yet"),
-    "Phimoe": "llama.cpp weighs its experts otherwise",
-    "Bamba": "llama.cpp rotates other pairs",
+    "Phimoe": "llama.cpp weights its experts differently",
+    "Bamba": "llama.cpp applies rotary embeddings differently",
 }
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- {}: written by `python -m tests.family_table` -->\n", "<!-- end of {} -->\n"
@@ -32,7 +32,7 @@ BEGIN, END = "<!-- {}: written by `python -m tests.family_table` -->\n", "<!-- e
 
 def families(cases: dict[str, int]) -> str:
     """Return a row for each family. cases: compared configurations (logits, loss, gradients) by architecture."""
-    rows = ["| family | architecture | compared with transformers | GGUF |", "| --- | --- | --- | --- |"]
+    rows = ["| family | architecture | configurations compared | GGUF |", "| --- | --- | --- | --- |"]
     for name, family in sorted(FAMILIES.items(), key=lambda item: title(item[0]).lower()):
         names = [family.gguf, *dict(family.gguf_others).values()]
         there = ", ".join(f"`{name}`" for name in names) if family.gguf else NOT_THERE[name.removesuffix("ForCausalLM")]

@@ -232,10 +232,10 @@ def test_keys_that_are_not_read_are_counted(tokenizer: Tokenizer, write_lines: A
         return load_data(RunOptions(data=(write_lines(*records),), eval_fraction=0), tokenizer)
 
     data = load(*lines, {"conversations": told, "prompt": ""})
-    wanted = "has keys that are not read: 'id' (3 lines), 'url' (2 lines), 'conversations[].id' (1 lines)"
+    wanted = "has keys that are not read: 'id' (3 lines), 'url' (2 lines), 'conversations[].id' (1 line)"
     assert data.remarks[-1].endswith(wanted)
     many = [{"text": "Hear.", **{f"k{i}": 1 for i in range(40)}}]
-    assert load(*many).remarks[0].endswith("'k11' (1 lines) and 28 more")
+    assert load(*many).remarks[0].endswith("'k11' (1 line) and 28 more")
 
 
 @pytest.mark.parametrize("objective", ["sft", "dpo"])

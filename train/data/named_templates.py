@@ -15,8 +15,8 @@ from wgrad.train.options.choices import TEMPLATES
 
 OPTION = "--chat-template"
 ENDLESS = (
-    "ends the assistant's turn with no special token of this tokenizer, so an answer may go on without end: a template "
-    "that writes eos_token there stops"
+    "ends the assistant's turn with no special token of this tokenizer, so an answer may go on without end: "
+    "--chat-template zephyr ends it with the tokenizer's eos_token"
 )
 
 _LOOP, _END = "{% for m in messages %}", "{% endfor %}"

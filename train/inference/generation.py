@@ -240,6 +240,6 @@ def check_positions(prompt: Sequence[int], max_new_tokens: int, config: ModelCon
     limit = config.max_position_embeddings
     if len(prompt) + max_new_tokens > limit:
         raise WgradError(
-            f"{option}: {len(prompt)} tokens of the prompt and {max_new_tokens} new ones must be at most the {limit} "
-            "positions that the model was made for: shorten the one or the other"
+            f"{option}: {counted(len(prompt), 'token')} of the prompt and {max_new_tokens} new ones must be at most "
+            f"the {limit} positions that the model was made for: shorten the one or the other"
         )

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.train.data.sample_tokens import encode_record
 from wgrad.train.data.samples import parse_prompt
 from wgrad.train.data.template_process import shared_process
@@ -255,9 +256,9 @@ class LoadedModel:
     def _check_room(self, prompt: Sequence[int], options: TextOptions) -> None:
         if len(prompt) + options.max_new_tokens > self.context:
             raise WgradError(
-                f"--max-new-tokens: {len(prompt)} tokens of the prompt and {options.max_new_tokens} new ones must be "
-                f"at most the {self.context} that the model was loaded for (context): shorten the one or the other, or "
-                "load it with a larger context"
+                f"--max-new-tokens: {counted(len(prompt), 'token')} of the prompt and {options.max_new_tokens} new ones"
+                f" must be at most the {self.context} that the model was loaded for (context): shorten the one or the "
+                "other, or load it with a larger context"
             )
 
     def _guides(self, options: TextOptions, prompts: Sequence[Sequence[int]]) -> list[Guides]:

@@ -85,7 +85,8 @@ class RunOptions(ObjectiveOptions, InputOptions):
     max_grad_norm: float = of_training(1.0, "clip gradients to this norm; 0: never", rule=NOT_NEGATIVE, metavar="G")
     batch_size: int = of_training(
         1,
-        "sequences per micro-batch; pairs where the objective compares pairs; auto: as --auto-find-batch-size",
+        "sequences per micro-batch; pairs where the objective compares pairs; auto: the fastest that fits "
+        "(--auto-find-batch-size)",
         rule=A_COUNT,
         metavar="B",
         fixed=True,
@@ -235,8 +236,9 @@ class RunOptions(ObjectiveOptions, InputOptions):
     memory_limit: str | None = of_machine(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
     vram: str | None = of_machine(
         None,
-        "as --memory-limit, and choose the fastest options that fit: --batch-size, --gradient-accumulation-steps (the "
-        "tokens per step stay), --gradient-checkpointing, --offload-activations, --stream-weights",
+        "use at most this much device memory, and choose the fastest options that fit in it: --batch-size, "
+        "--gradient-accumulation-steps (the tokens per step stay), --gradient-checkpointing, --offload-activations, "
+        "--stream-weights",
         rule=A_SIZE,
         metavar="SIZE",
     )

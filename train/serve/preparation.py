@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.train.data.chat import Conversation, MessagesRefused
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.inference.guide import Grammars, is_installed
@@ -223,7 +224,7 @@ class Preparation:
             )
         if len(ids) + new > self.positions:
             where = "messages" if isinstance(request, ChatRequest) else "prompt"
-            raise self._too_long(where, f"{len(ids)} tokens of the prompt and {new} new ones")
+            raise self._too_long(where, f"{counted(len(ids), 'token')} of the prompt and {new} new ones")
         sampling = request.sampling
         return Job(
             model=request.model,
