@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wgrad.hip.gemm.plan import Gpu, dense, frozen
+from wgrad.hip.gemm.plan import Gpu, dense, experts, frozen
 
 MI300X, RX7900 = Gpu(64, 304, True, True), Gpu(32, 96, True, False)
 MI250 = Gpu(64, 104, True, False, flushes_denormals=True)
@@ -51,6 +51,54 @@ def test_dense_matmuls_take_the_kernel_of_their_kinds_and_size(
     assert (plan.source, plan.name) == (source, name.format(shape="small" if gpu is MI300X else "big"))
 
 
+@pytest.mark.parametrize(
+    "kinds, layout, mnk, batch, name",
+    [
+        # one row: of a batch it is none; of A^T it is; vectors have eight elements
+        ((F32, F32), "nt", (1, 128, 64), 3, "gemm_f32_nt"),
+        ((F32, F32), "tt", (1, 128, 64), 1, "gemv"),
+        ((F16, F16), "nt", (1, 128, 68), 1, "gemv_unaligned"),
+        # rows of both operands of A^T B
+        ((F16, F16), "tn", (41, 136, 64), 1, "gemm_f16_tn_unaligned"),
+        ((F16, F16), "tn", (136, 41, 64), 1, "gemm_f16_tn_unaligned"),
+        ((F16, F16), "nn", (41, 136, 68), 1, "gemm_f16_nn_unaligned"),
+        ((F32, F32), "nn", (41, 136, 66), 1, "gemm_any_nn"),
+        # few rows are no few columns, and a batch has no skinny kernel
+        ((F32, F32), "nt", (16, HIDDEN, HIDDEN), 1, "gemm_f32_nt"),
+        ((F32, F32), "nt", (HIDDEN, 16, HIDDEN), 2, "gemm_f32_nt"),
+        ((F32, F32), "nt", (HIDDEN, 17, HIDDEN), 1, "gemm_skinny_nt_64"),
+        ((F32, F32), "nt", (HIDDEN, 65, HIDDEN), 1, "gemm_f32_nt"),
+        # no kernel in pieces for A^T B; two types of 16 bits
+        ((F32, BF16), "tn", (HIDDEN, MLP, TOKENS), 1, "gemm_mix_tn"),
+        ((BF16, F16), "nt", (TOKENS, MLP, HIDDEN), 1, "gemm_mix_nt"),
+        # 64 tiles of 256 x 256, of five batches
+        ((F16, F16), "nt", (2048, 2048, 64), 4, "gemm_f16_nt_small"),
+        ((F16, F16), "nt", (2048, 2048, 64), 5, "gemm_f16_nt_big"),
+    ],
+)
+def test_shapes_next_to_a_limit_take_their_kernel(
+    kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], batch: int, name: str
+) -> None:
+    assert dense(MI300X, kinds, layout, mnk, batch, True).name == name
+
+
+@pytest.mark.parametrize(
+    "kinds, layout, nk, aligned, name",
+    [
+        ((F16, F16), "nt", (41, 64), True, "grouped_f16_nt"),
+        ((F16, F16), "nt", (41, 68), True, "grouped_mix_nt"),
+        ((F16, F16), "nn", (44, 64), True, "grouped_mix_nn"),
+        ((F16, F16), "nt", (41, 64), False, "grouped_any_nt"),
+        ((F32, F32), "nt", (41, 66), True, "grouped_any_nt"),
+        ((F32, F16), "nt", (41, 1 << 23), True, "grouped_any_nt"),
+    ],
+)
+def test_experts_take_the_kernel_of_their_rows(
+    kinds: tuple[int, int], layout: str, nk: tuple[int, int], aligned: bool, name: str
+) -> None:
+    assert experts(MI300X, kinds, layout, nk, F16, aligned=aligned).name == name
+
+
 @pytest.mark.parametrize("name", ["nf4", "nf4_nested"])
 def test_frozen_weights_take_the_kernels_of_their_format(name: str) -> None:
     forward, backward = (TOKENS, MLP, HIDDEN), (TOKENS, HIDDEN, MLP)
@@ -75,7 +123,9 @@ def test_mixed_widths_are_split_on_tensor_cores_of_16_bits(name: str) -> None:
     assert frozen(MI300X, F16, F32, name, "nt", down).name == f"gemm_split_{name}_f16_nt"
     assert frozen(MI300X, F32, F16, name, "nn", down).name == f"gemm_split_{name}_f32_nn"
     assert frozen(RX7900, F16, F32, name, "nt", down).name == f"gemm_{name}_f32_nt"
-    assert frozen(MI300X, F32, F32, name, "nt", down).name == f"gemm_{name}_f32_nt"
+    for kind in (F32, BF16):  # bfloat16's values have no kernel in pieces
+        assert frozen(MI300X, kind, F32, name, "nt", down).name == f"gemm_{name}_f32_nt"
+    assert frozen(Gpu(32, 96, False, False), F16, F16, name, "nt", down).name == f"gemm_{name}_f32_nt"
 
 
 @pytest.mark.parametrize("gpu", [MI300X, RX7900], ids=["wave64", "wave32"])
@@ -118,6 +168,19 @@ def test_k_is_split_over_the_work_groups_left() -> None:
         tiles = 2 if one.tile.n == 128 else 1
         assert (one.splits, one.per_split) == {1: (4, 320), 2: (2, 576)}[tiles]
         assert (many.splits, many.per_split) == (1, 0)
+
+
+def test_splits_are_as_many_as_fill_the_gpu_and_hold_something() -> None:
+    plans = {
+        ("tn", (RANK, 4096, MLP)): (19, 448),  # 32 tiles, for twice 304 compute units
+        ("tn", (RANK, HIDDEN, 1 << 16)): (32, 2048),  # the most
+        ("nt", (128, RANK, 1088)): (6, 192),  # eight parts of 136 are six of 192
+        ("nt", (41, 136, 1 << 16)): (16, 4096),  # the most of other kernels
+    }
+    for (layout, mnk), wanted in plans.items():
+        plan = dense(MI300X, (F32, F32), layout, mnk, 1, True)
+        assert (plan.splits, plan.per_split) == wanted, mnk
+    assert dense(Gpu(64, 64, True, True), (F16, F16), "nt", (2048, 2048, 64), 1, True).name == "gemm_f16_nt_big"
 
 
 def test_rows_that_eight_does_not_divide_take_the_unaligned_kernel() -> None:
