@@ -58,6 +58,7 @@ SIZES = [
     case((1, 83, 150, 3, 1, 256), "float16", window=19),
     case((2, 131, 131, 2, 1, 256), "bfloat16"),
     case((1, 67, 67, 2, 2, 64), "float16", window=1),
+    case((1, 70, 130, 1, 1, 64), "float16", window=31),  # the second wave sees nothing of a tile, and all of the next
     case((1, 40, 200, 2, 1, 64), "bfloat16", packed=False, size=40.0),  # the maximum rises by 2^8 and more, often
 ]
 

@@ -13,6 +13,7 @@ from tests.case_results import assert_case
 from tests.hip.executor.table import held, only
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
+from wgrad.hip.attention.attention_backward import _row_dots as row_dots
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 NAMES = ("do", "q", "k", "v", "o", "lse", "doc_start")
@@ -108,6 +109,21 @@ def test_lengths_are_of_whole_rows(hip_device: Any, width: int) -> None:
     mask = x["doc_start"], np.zeros(1, np.int32)
     x["o"], x["lse"] = ReferenceDevice().attention(x["q"], x["k"], x["v"], *mask, scale=width**-0.5)
     assert_case(replace(wanted, build=lambda _rng: x), hip_device)
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_row_has_its_dot_product_and_length(hip_device: Any, dtype: str, width: int) -> None:
+    """Rows far longer than their neighbors, of more than one work-group."""
+    rng = np.random.default_rng(7)
+    x, y = (rng.standard_normal((2, 11, 3, width)).astype(DTYPES[dtype]) for _ in range(2))
+    x[:, ::2, 1] *= 64
+    dots, lengths = (hip_device.zeros((2, 3, 11)) for _ in range(2))
+    row_dots(hip_device, hip_device.upload(x), hip_device.upload(y), dots, lengths)
+    wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
+    wanted = np.einsum("bthd,bthd->bht", wide_x, wide_y)
+    np.testing.assert_allclose(hip_device.download(dots), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(hip_device.download(lengths), np.linalg.norm(wide_x, axis=3).swapaxes(1, 2), rtol=1e-6)
 
 
 def test_lengths_are_of_their_heads(hip_device: Any) -> None:

@@ -62,18 +62,33 @@ def test_forward_averages_the_keys_that_are_seen(hip_device: Any, width: int, fi
 @pytest.mark.parametrize("keys", [576, 640, 641])
 @pytest.mark.parametrize("start", [0, 63, 64, 65, 319])
 def test_shares_hidden_from_a_query_count_for_nothing(hip_device: Any, keys: int, start: int) -> None:
-    """The whole of a share may be hidden from a query. Two rows, each with its place in every share."""
+    """The whole of a share may be hidden from a query. Two rows, each with its place in every share.
+
+    All scores are alike: 0, or so low or high that they leave exp's range.
+    """
     queries, width, dtype = 3, 64, np.float16
     first = keys - queries
     doc_start = np.array([[0, start, start], [0, 0, start]], np.int32)
     v = values((2, keys, 1, width), dtype)
     x = {"q": np.zeros((2, queries, 1, width), dtype), "k": values(v.shape, dtype), "v": v}
     x |= {"doc_start": doc_start, "cache_len": np.array([first], np.int32)}
+    score = {576: 0, 640: -128, 641: 128}[keys]
+    x["q"][..., 0], x["k"][..., 0] = 1, score
     o, lse = hip_device.attention(*(hip_device.upload(x[n]) for n in NAMES), scale=1.0)
     mask = seen(doc_start, keys, first, 0)
-    np.testing.assert_allclose(hip_device.download(lse)[:, 0], np.log(mask.sum(2)), atol=2e-5)
+    np.testing.assert_allclose(hip_device.download(lse)[:, 0], score + np.log(mask.sum(2)), atol=5e-5)
     wanted = np.einsum("btj,bjd->btd", mask / mask.sum(2)[..., None], v[:, :, 0].astype(np.float64))
     np.testing.assert_allclose(hip_device.download(o)[:, :, 0].astype(np.float64), wanted, atol=2.0**-11)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32], ids=["matrix", "plain"])
+def test_queries_past_the_end_of_a_full_cache_see_all_of_it(hip_device: Any, dtype: Any) -> None:
+    queries, keys, first = 5, 70, 68  # three queries have no key of their own
+    v = values((1, keys, 1, 64), dtype)
+    x = {"q": np.zeros((1, queries, 1, 64), dtype), "k": values(v.shape, dtype), "v": v}
+    x |= {"doc_start": np.zeros((1, queries), np.int32), "cache_len": np.array([first], np.int32)}
+    _, lse = hip_device.attention(*(hip_device.upload(x[n]) for n in NAMES), scale=1.0)
+    np.testing.assert_allclose(hip_device.download(lse)[0, 0], np.log([69, 70, 70, 70, 70]), atol=2e-5)
 
 
 @pytest.mark.parametrize(("width", "window"), [*((64, window) for window in (0, 1, 31, 33, 64)), (256, 0), (256, 33)])
