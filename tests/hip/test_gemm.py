@@ -9,9 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.device.test_gguf_formats import any_blocks, shape_of
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Inputs, Outputs
 from wgrad.device.errors import DeviceError
+from wgrad.device.formats.frozen_weight import gguf_formats
+from wgrad.hip.gemm.gemm import UNALIGNED, gpu_of
 
 F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
@@ -38,7 +41,7 @@ def names(device: Any, call: Callable[[], Any]) -> list[str]:
 @pytest.mark.parametrize("dtypes", [(F32, F32), (F16, F32), (F32, F16), (BF16, F32)], ids=str)
 @pytest.mark.parametrize(
     "layout, m, n, k",
-    [("nt", 133, 5, 72), ("nn", 133, 40, 72), ("nt", 5, 64, 328), ("tn", 8, 136, 333), ("tn", 136, 24, 333)],
+    [("nt", 133, 5, 264), ("nn", 133, 40, 72), ("nt", 5, 64, 328), ("tn", 8, 136, 333), ("tn", 136, 24, 333)],
 )
 def test_skinny_matmuls_with_every_term_are_within_the_limits(
     hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout: str, m: int, n: int, k: int
@@ -88,10 +91,11 @@ def test_weights_in_pieces_are_as_exact_as_float32(
 
 
 @pytest.mark.parametrize(
-    "dtype, offset, kernel", [(F16, 1, "gemm_f16_nt_unaligned"), (F32, 1, "gemm_any_nt"), (F16, 8, None)]
+    "dtype, offset, kernel",
+    [(F16, 1, "gemm_f16_nt_unaligned"), (F16, 4, "gemm_f16_nt_unaligned"), (F32, 1, "gemm_any_nt"), (F16, 8, None)],
 )
 def test_views_that_start_anywhere_are_read(hip_device: Any, dtype: Any, offset: int, kernel: str | None) -> None:
-    """A view off by an element takes a kernel that reads it so; out, bias and residual too."""
+    """A view off by an element takes a kernel that reads it so; out, bias and residual too, each by itself."""
     m, n, k = 40, 72, 64
     a, b = normal(1, (m, k), dtype), normal(2, (n, k), dtype)
 
@@ -99,17 +103,47 @@ def test_views_that_start_anywhere_are_read(hip_device: Any, dtype: Any, offset:
         memory = hip_device.upload(np.concatenate([np.full(offset, np.nan, x.dtype), x.ravel()]))
         return hip_device.view(memory, x.shape, offset)
 
-    def product(place: Callable[[np.ndarray], Any]) -> Any:
-        out = place(np.zeros((m, n), np.float32))
-        added = {"bias": place(normal(3, (n,))), "residual": place(normal(4, (m, n), F16))}
-        return hip_device.gemm(place(a), place(b), trans_b=True, out=out, **added)
+    inputs = {"a": a, "b": b, "bias": normal(3, (n,)), "residual": normal(4, (m, n), F16), "out": np.zeros((m, n), F32)}
 
-    np.testing.assert_allclose(
-        hip_device.download(product(shifted)), hip_device.download(product(hip_device.upload)), rtol=2e-6, atol=2e-6
-    )
+    def product(*views: str) -> np.ndarray:
+        x = {name: (shifted if name in views else hip_device.upload)(value) for name, value in inputs.items()}
+        with hip_device.capture() as recorded:
+            found = hip_device.gemm(x.pop("a"), x.pop("b"), trans_b=True, **x)
+        layout, values = recorded._launches[-1].packed
+        flags = layout.struct.unpack(values)[-4]  # before alpha and two strides
+        assert bool(flags & UNALIGNED) == any(array.address % 16 for array in x.values())
+        return hip_device.download(found)
+
+    wanted = product()
+    for views in (inputs, *((name,) for name in inputs)):
+        np.testing.assert_allclose(product(*views), wanted, rtol=2e-6, atol=2e-6, err_msg=str(views))
     left, right = shifted(a), shifted(b)
     chosen = names(hip_device, lambda: hip_device.gemm(left, right, trans_b=True))[0]
     assert chosen == kernel if kernel else "unaligned" not in chosen
+
+
+def test_plans_are_for_the_gpu_as_it_is(emulator: Any) -> None:
+    device = emulator.device("gfx942")
+    with device.planned_for(7):
+        assert gpu_of(device).compute_units == 7
+    assert gpu_of(device).compute_units == device.compute_units != 7
+    assert [gpu_of(emulator.device(name)).flushes_denormals for name in ("gfx942", "gfx90a")] == [False, True]
+
+
+def test_one_row_is_multiplied_by_any_format_without_decoding_it_first(hip_device: Any) -> None:
+    """Forward; more rows, and a row's gradient, have kernels of few formats."""
+    data = any_blocks("Q4_K", np.random.default_rng(7), 8)
+    host = gguf_formats()["Q4_K"].from_gguf(data, shape_of("Q4_K", data))
+    weight = host.map_arrays(hip_device.upload)
+    rows, columns = host.shape
+    values = hip_device.dequantize(weight)
+    x, dy = hip_device.upload(normal(1, (1, columns))), hip_device.upload(normal(2, (1, rows)))
+    assert names(hip_device, lambda: hip_device.linear_quantized(x, weight)) == ["gemv_q4_k"]
+    for found, wanted in (
+        (hip_device.linear_quantized(x, weight), hip_device.gemm(x, values, trans_b=True)),
+        (hip_device.linear_quantized_backward(dy, weight), hip_device.gemm(dy, values)),
+    ):
+        np.testing.assert_allclose(hip_device.download(found), hip_device.download(wanted), rtol=1e-5, atol=1e-4)
 
 
 def test_nf4_of_a_misaligned_view_is_decoded_first(hip_device: Any) -> None:
