@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from wgrad.autograd.selftest.case import Case, upload_inputs
 from wgrad.autograd.selftest.cases import cases
@@ -34,6 +35,15 @@ def test_it_names_the_kernels_that_are_looked_up(hip_device: Any) -> None:
         del hip_device.modules.get
     assert set(dry.kernels) == looked_up and len(looked_up) >= 3
     assert prepare_selftest(hip_device, chosen()) == 0
+
+
+def test_it_is_as_its_device_is(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = emulator.device("gfx1100")
+    monkeypatch.setattr(device, "attention_rounding", "rtz")
+    monkeypatch.setattr(device, "shared_memory", True)
+    emulator.device("gfx942")  # the GPU that the driver now names
+    dry = device.dry_run()
+    assert (dry.architecture, dry.wave, dry.attention_rounding, dry.shared_memory) == ("gfx1100", 32, "rtz", True)
 
 
 def test_it_takes_the_memory_that_the_device_takes(hip_device: Any) -> None:

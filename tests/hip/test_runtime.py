@@ -151,6 +151,11 @@ def test_the_last_launch_is_named_where_a_copy_fails(emulator: Any, monkeypatch:
             patch.setattr(device._hip, "hipMemcpyAsync", lambda *args: (1,))
             device.download(x)
         recorded.run()
+    host = device.empty_host((67,))
+    monkeypatch.setattr(device._hip, "hipMemcpyAsync", lambda *args: (1,))
+    for way, arrays in (("to", (host, x)), ("from", (x, host))):
+        with pytest.raises(DeviceError, match=f"a copy of 268 bytes {way} the GPU"):
+            device.transfer(*arrays)
     calls = count_calls(monkeypatch, device, "hipGraphExecDestroy")
     del recorded
     gc.collect()
@@ -504,13 +509,27 @@ def test_pinned_memory_is_used_again(hip_device: Any) -> None:
     hip_device.readback(x)
 
 
+def test_most_pinned_memory_is_given_back(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight buffers are kept, and none serves far smaller arrays."""
+    x = hip_device.zeros((133, 67))
+    under_way = [hip_device.readback(x) for _ in range(9)]
+    calls = count_calls(monkeypatch, hip_device, "hipHostFree", "hipEventDestroy")
+    for readback in under_way:
+        readback.result()
+    del readback, under_way
+    gc.collect()
+    assert len(hip_device._readbacks._free) == 8 and calls["hipHostFree"] == calls["hipEventDestroy"] >= 1
+    assert hip_device.readback(hip_device.zeros((3,)))._pinned.nbytes < x.nbytes
+
+
 def test_a_readback_of_a_lost_device_says_so(hip_device: Any, blocking: None) -> None:
     x = hip_device.zeros((41,))
     later = hip_device.readback(x)
     with pytest.raises(DeviceLost):
         hip_device.launch("storage", "fill", [x, 0, Long(x.nbytes + 64)], (1, 1, 1))
-    with pytest.raises(DeviceLost, match="copying Array.*the GPU is lost"):
-        later.result()
+    for ask in (later.ready, later.result):
+        with pytest.raises(DeviceLost, match="copying Array.*the GPU is lost"):
+            ask()
     with pytest.raises(DeviceLost):
         hip_device.zeros((41,))
 
@@ -541,7 +560,10 @@ def test_identity_hangs_on_the_kernels(emulator: Any, tmp_path: Path, monkeypatc
     assert device.identity[3] != digest
 
 
-def test_profile_counts_calls_and_starts_anew(hip_device: Any) -> None:
+def test_profile_counts_calls_and_starts_anew(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wgrad.hip.runtime.profiler.BATCH", 2)  # launches that have events at a time
+    monkeypatch.setattr(hip_device._hip, "hipEventElapsedTime", lambda start, end: (0, 2.5))  # ms
+    made = count_calls(monkeypatch, hip_device, "hipEventCreate")
     hip_device.profile()
     x = hip_device.zeros((64,))
     for _ in range(3):
@@ -549,7 +571,7 @@ def test_profile_counts_calls_and_starts_anew(hip_device: Any) -> None:
     table = hip_device.profile_table()
     hip_device.profile(False)
     line = next(line for line in table.splitlines() if line.startswith("elementwise"))
-    assert line.split()[1] == "3"
+    assert line.split()[1:4] == ["3", "7.500", "2500.00"] and made["hipEventCreate"] == 4
     assert table.splitlines()[0].split() == "kernel calls total ms mean us share".split()  # as on the wgpu device
     assert hip_device.profile_table() == ""
 
