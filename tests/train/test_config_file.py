@@ -21,6 +21,7 @@ from tests.train.tiny_models import tiny_config
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.decode import parse_json
+from wgrad.train.inference.generation import check_positions
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_config import load_model_config, parse_model_config
@@ -298,6 +299,26 @@ def test_values_that_no_model_has_are_refused_by_their_key(key: str, architectur
         names = {"architectures": "architecture", "rope_scaling": "rope", "quantization_config": "quantis|quantiz"}
         assert re.match("config.json: ", said) and re.search(names.get(key, key), said), (value, said)
         assert said.isprintable() and len(said) < 600 and "`" not in said, (value, said)
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        ({"rope_type": "dynamic", "factor": 6.0}, 384),  # InternLM 3; transformers' formula has no other end
+        ({"rope_type": "dynamic", "factor": 0.5}, 64),
+        ({"rope_type": "dynamic", "factor": 6.0, "alpha": 50.0}, 64),  # HunYuan: another base alone
+        ({"rope_type": "linear", "factor": 6.0}, 64),
+        ({"rope_type": "yarn", "factor": 6.0, "original_max_position_embeddings": 16}, 64),
+    ],
+)
+def test_dynamic_scaling_reads_beyond_the_positions_of_training(
+    rope: dict[str, Any], positions: int, make_config: Config
+) -> None:
+    config = parse_model_config(make_config(max_position_embeddings=64, rope_scaling=rope))
+    assert config.positions == positions
+    check_positions(range(positions - 4), 4, config, "--max-new-tokens")
+    with pytest.raises(WgradError, match=f"at most the {positions} positions"):
+        check_positions(range(positions - 4), 5, config, "--max-new-tokens")
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])

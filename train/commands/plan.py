@@ -174,7 +174,7 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
     )
     for entry in found["fits"]:
         longest, largest = entry["longest_seq_len"], entry["largest_batch_size"]
-        all_there_are = " (all positions)" if longest == model_config.max_position_embeddings else ""
+        all_there_are = " (all positions)" if longest == model_config.positions else ""
         cells = (f"{longest or 'none'}{all_there_are}", f"{largest or 'none'}{' or more' * (largest == MOST_ROWS)}")
         lines.append(f"  {words(entry):<42}{cells[0]:>28}{cells[1]:>24}")
     return "\n".join(lines)

@@ -237,7 +237,7 @@ def prefill(
 
 def check_positions(prompt: Sequence[int], max_new_tokens: int, config: ModelConfig, option: str) -> None:
     """Raise WgradError, naming `option`, if prompt and continuation need more positions than the model has."""
-    limit = config.max_position_embeddings
+    limit = config.positions
     if len(prompt) + max_new_tokens > limit:
         raise WgradError(
             f"{option}: {counted(len(prompt), 'token')} of the prompt and {max_new_tokens} new ones must be at most "

@@ -97,7 +97,7 @@ def _text_needs(args: Args) -> Needs:
 
 def context_of(opened: Opened[ChatConfig] | Opened[LoadOptions] | Opened[ServeConfig]) -> int:
     """Return --context, or its default. Raises WgradError if it is more than the model's positions."""
-    most = opened.config.max_position_embeddings
+    most = opened.config.positions
     if (opened.args.context or 0) > most:
         rule = f"must be at most the {most} positions that the model was made for"
         raise WgradError(f"--context: {rule}; got {opened.args.context}")

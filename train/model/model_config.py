@@ -257,6 +257,12 @@ class ModelConfig:
         return max(routed, dense if self.experts is None or not all(self.experts.layers) else 0)
 
     @property
+    def positions(self) -> int:
+        """Tokens that a sequence may have. With dynamic scaling, they are `factor` times max_position_embeddings."""
+        factor = max(self.rope.factor, 1.0) if self.rope.type == "dynamic" else 1.0
+        return int(factor * self.max_position_embeddings)
+
+    @property
     def read_again_at(self) -> int:
         """Length in tokens at which generation refills its KV cache, or 0 for never.
 

@@ -366,7 +366,7 @@ class Fit:
 
     def longest_rows(self, mode: Mode) -> int:
         """Return the tokens of the longest sequence that fits, up to the model's positions; 0: none fits."""
-        most = self.model_config.max_position_embeddings
+        most = self.model_config.positions
         steps = self._foreseen(lambda n: {"batch_size": 1, "max_length": n * ROW_STEP, **mode}, -(-most // ROW_STEP))
         return min(ROW_STEP * steps, most)
 

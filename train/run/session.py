@@ -190,7 +190,7 @@ def _say_data(session: Session, memory_choices: Sequence[str]) -> None:
 
 def beyond_positions(seq_len: int, model_config: ModelConfig) -> str:
     """Return a note on sequences that are longer than the model was made for, or ""."""
-    limit = model_config.max_position_embeddings
+    limit = model_config.positions
     if seq_len <= limit:
         return ""
     return f"note: --max-length {seq_len} is beyond the {limit} positions that the model was made for"

@@ -111,7 +111,7 @@ class Studio:
             "architecture": config.architecture,
             "parameters": sum(math.prod(spec.shape) for spec in weight_specs(config)),
             "layers": config.num_hidden_layers,
-            "positions": config.max_position_embeddings,
+            "positions": config.positions,
             "chat_template": tokenizer.has_chat_template,
             "note": note,
         }
