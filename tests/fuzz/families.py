@@ -84,14 +84,17 @@ def _as_text_part(rng: Random, name: str, config: bytes, weights: bytes) -> tupl
     """Return the files of a multimodal model with this text model."""
     outer = rng.choice(_OUTER[name])
     whole: dict[str, Any] = {"architectures": [outer], "model_type": MULTIMODAL[outer].model_type}
-    marked = dump(whole | {"text_config": "\u2042"}).replace(json.dumps("\u2042").encode(), config)
+    text: dict[str, Any] = {"text_config": "\u2042"}
+    text = {"thinker_config": text} if MULTIMODAL[outer].thinker else text
+    marked = dump(whole | text).replace(json.dumps("\u2042").encode(), config)
     try:
         header, body = split(weights)
     except (ValueError, RecursionError):  # broken on purpose
         return marked, weights
     if not isinstance(header, dict):
         return marked, weights
-    prefix = rng.choice(("model.language_model.", "language_model.model.", "model.text_model.", "model."))
+    of_text = ("model.language_model.", "language_model.model.", "model.text_model.", "thinker.model.", "model.")
+    prefix = rng.choice(of_text)
     named = {
         key.replace("model.", prefix, 1) if key.startswith("model.") else key: value for key, value in header.items()
     }

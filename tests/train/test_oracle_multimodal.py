@@ -21,6 +21,7 @@ from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.model.multimodal import name_in_peft
 from wgrad.train.output.card_use import Contents
 from wgrad.train.step.build import build_frozen
 
@@ -288,6 +289,91 @@ def test_text_parts_of_other_models_take_and_give_peft_adapters(case: str, tmp_p
     assert Contents.of(tmp_path / "ours").auto_class == Contents.of(folder).auto_class == "AutoModelForImageTextToText"
     beside = {entry.name.removeprefix("model.") for entry in ModelFiles(folder).beside_text()}
     assert beside and not any(".layers.0.self_attn.q_proj.w" in name and "language" in name for name in beside)
+
+
+OMNI_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48}
+OMNI_AUDIO = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "output_dim": 48}
+OMNI: dict[str, tuple[str, dict[str, Any], str]] = {
+    "qwen2_5_omni": ("Qwen2ForCausalLM", {"rope_scaling": MROPE}, "Qwen2_5OmniForConditionalGeneration"),
+    "qwen3_omni_moe": (
+        "Qwen3MoeForCausalLM",
+        {"rope_scaling": MROPE, "norm_topk_prob": True, "head_dim": 12},
+        "Qwen3OmniMoeForConditionalGeneration",
+    ),
+}
+
+
+def write_omni(folder: Path, kind: str, thinker: bool) -> Path:
+    """Write a model whose files have the names of published ones, or its thinker alone, as transformers saves it."""
+    architecture, changes, outer = OMNI[kind]
+    text = tiny_config(architecture, **changes)
+    vision = {**OMNI_VISION, **({"deepstack_visual_indexes": [0]} if kind == "qwen3_omni_moe" else {})}
+    raw: dict[str, Any] = {
+        "text_config": {**text, "model_type": f"{kind}_text", "architectures": None},
+        "vision_config": vision,
+        "audio_config": {**OMNI_AUDIO, "downsample_hidden_size": 8},
+    }
+    inner = transformers.CONFIG_MAPPING[f"{kind}_thinker"].from_dict(json.loads(json.dumps(raw)))
+    whole = transformers.AutoModelForImageTextToText.from_config(inner)
+    state = whole.state_dict()
+    for name, value in random_weights(text).items():
+        own = name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
+        state[own].copy_(torch.tensor(value))
+    whole.save_pretrained(folder)
+    saved = read_entries(folder / "model.safetensors", "")
+    if thinker:
+        return write_checkpoint(folder, json.loads((folder / "config.json").read_text()), arrays_of(saved))
+    raw = {"architectures": [outer], "model_type": kind, "enable_audio_output": False, "thinker_config": raw}
+    bare = {name.removeprefix("thinker."): value for name, value in arrays_of(saved).items()}
+    arrays = {f"thinker.{name.replace('model.language_model.', 'model.')}": value for name, value in bare.items()}
+    arrays = {name.replace("thinker.model.visual", "thinker.visual"): value for name, value in arrays.items()}
+    arrays = {name.replace("thinker.model.audio_t", "thinker.audio_t"): value for name, value in arrays.items()}
+    torch.save({}, folder / "spk_dict.pt")  # voices, which transformers wants
+    return write_checkpoint(folder, raw, {**arrays, "talker.codec_head.weight": np.zeros((2, 3), np.float32)})
+
+
+def arrays_of(entries: Any) -> dict[str, np.ndarray]:
+    return {name: np.array(entry.array(), np.float32) for name, entry in entries.items()}
+
+
+@pytest.mark.parametrize("thinker", [False, True])
+@pytest.mark.parametrize("kind", OMNI)
+def test_the_thinker_of_an_omni_model_takes_and_gives_peft_adapters(kind: str, thinker: bool, tmp_path: Path) -> None:
+    """Adapters have the names of the class that AutoModel loads: the whole model, or its thinker alone."""
+    folder = write_omni(tmp_path / "model", kind, thinker)
+    config = load_model_config(folder)
+    auto = "AutoModelForImageTextToText" if thinker else "AutoModelForMultimodalLM"
+
+    def base(path: Path = folder) -> Any:
+        options = {"experts_implementation": "eager"} if config.experts else {}
+        return getattr(transformers, auto).from_pretrained(path, dtype=torch.float32, **options)
+
+    def of(model: Any) -> Any:
+        return model if thinker else model.thinker
+
+    theirs = base()
+    assert type(theirs).__name__ == config.text_of
+    assert {name_in_peft(name, config.in_peft) for name in ("lm_head", "model.norm")} <= {*dict(theirs.named_modules())}
+    near(logits(folder), of(theirs))
+    # Not q_proj, which PEFT takes for that of sound in a model with experts.
+    modules = rf"{config.in_peft.replace('.', '[.]')}layers[.]\d[.]self_attn[.]o_proj"
+    adapted = peft.get_peft_model(theirs.float(), peft.LoraConfig(r=4, lora_alpha=9, target_modules=modules))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    adapted.save_pretrained(tmp_path / "theirs")
+    plain = logits(folder, tmp_path / "theirs")
+    assert distance(plain, logits(folder)) > 0.1
+    near(plain, of(adapted.base_model.model))
+    lora, arrays = load_adapter(tmp_path / "theirs", linear_modules(config))
+    save_adapter(tmp_path / "ours", lora, arrays, str(folder), config.in_peft)
+    near(plain, of(peft.PeftModel.from_pretrained(base(), tmp_path / "ours").base_model.model))
+    assert Contents.of(tmp_path / "ours").auto_class == Contents.of(folder).auto_class == auto
+    words = f"merge --adapter {tmp_path}/ours --out {tmp_path}/out --device cpu --onto original --no-compare"
+    assert main(words.split()) == 0
+    near(plain, of(base(tmp_path / "out")))
+    before, after = (read_entries(path / "model.safetensors", "") for path in (folder, tmp_path / "out"))
+    assert before.keys() == after.keys()
 
 
 def test_the_text_of_llama_4_is_the_same_within_the_whole(tmp_path: Path) -> None:

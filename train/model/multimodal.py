@@ -30,6 +30,8 @@ class Multimodal:
         in_peft: Prefix in transformers and PEFT of the text model's modules. It is "model." if AutoModelForCausalLM
             loads only the text model.
         experts_files: Names of experts in files, a key of `expert_files.LAYOUTS`, if they differ from the family's.
+        thinker: Whether thinker_config of config.json has text_config, instead of config.json itself.
+        auto: Class of transformers that loads the model.
     """
 
     model_type: str
@@ -40,6 +42,8 @@ class Multimodal:
     flat: bool = False
     in_peft: str = "model.language_model."
     experts_files: str = ""
+    thinker: bool = False
+    auto: str = "AutoModelForImageTextToText"
 
 
 _EVERY = {family.model_type: name for name, family in FAMILIES.items()}
@@ -55,6 +59,17 @@ _QWEN3_MOE = {
 _GLM_4V = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}
 _BIASED = {"attention_bias": True}  # whatever the file says
 _TIED = {"tie_word_embeddings": True}
+_OMNI: dict[str, Any] = {
+    **{"thinker": True, "in_peft": "thinker.model.language_model.", "auto": "AutoModelForMultimodalLM"}
+}
+_QWEN25_OMNI = {
+    **{"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28},
+    **{"num_attention_heads": 28, "num_key_value_heads": 4, "rope_theta": 1_000_000.0},
+}
+_QWEN3_OMNI = {
+    **{"vocab_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28},
+    **{"rope_theta": 1_000_000.0, "norm_topk_prob": True},
+}
 _QWEN3 = {"max_position_embeddings": 128_000, "rope_theta": 500_000.0, "use_sliding_window": False}
 
 
@@ -86,6 +101,18 @@ MULTIMODAL = {
     ),
     "Qwen2_5_VLForConditionalGeneration": Multimodal(
         "qwen2_5_vl", {"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN25, flat=True
+    ),
+    "Qwen2_5OmniForConditionalGeneration": Multimodal(
+        "qwen2_5_omni", {"qwen2_5_omni_text": "Qwen2ForCausalLM"}, _QWEN25_OMNI, **_OMNI
+    ),
+    "Qwen2_5OmniThinkerForConditionalGeneration": Multimodal(
+        "qwen2_5_omni_thinker", {"qwen2_5_omni_text": "Qwen2ForCausalLM"}, _QWEN25_OMNI
+    ),
+    "Qwen3OmniMoeForConditionalGeneration": Multimodal(
+        "qwen3_omni_moe", {"qwen3_omni_moe_text": "Qwen3MoeForCausalLM"}, _QWEN3_OMNI, **_OMNI
+    ),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": Multimodal(
+        "qwen3_omni_moe_thinker", {"qwen3_omni_moe_text": "Qwen3MoeForCausalLM"}, _QWEN3_OMNI
     ),
     "Qwen3VLForConditionalGeneration": Multimodal("qwen3_vl", {"qwen3_vl_text": "Qwen3ForCausalLM"}, _QWEN3),
     "Qwen3VLMoeForConditionalGeneration": Multimodal(
@@ -130,6 +157,9 @@ _IN_FILES = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
     "model.text_model.": "model.",
+    "thinker.model.language_model.": "model.",
+    "thinker.model.": "model.",
+    "thinker.lm_head.": "lm_head.",
 }
 _IN_PEFT = tuple({whole.in_peft: None for whole in MULTIMODAL.values() if whole.in_peft != "model."})
 _OTHERS_IN_PEFT = tuple({family.in_peft: None for family in FAMILIES.values() if family.in_peft != "model."})
@@ -139,12 +169,16 @@ _BESIDE_TEXT = (
     *("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "mtp."),
     *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.", "image_newline"),
     *("aligner.", "generation_", "vqmodel.", "mm_projector.", "vision_encoder.", "vision_projection.", "merger."),
-    *("visual_embeddings_table.", "projector.", "mlp1."),
+    *("visual_embeddings_table.", "projector.", "mlp1.", "talker.", "token2wav.", "code2wav."),
 )
 
 
 class _File(Struct):
     text_config: dict[str, Any]
+
+
+class _OmniFile(Struct):
+    thinker_config: dict[str, Any]
 
 
 def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
@@ -154,6 +188,9 @@ def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[s
         WgradError: text_config is missing, or its model_type is not supported.
     """
     whole = MULTIMODAL[architecture]
+    if whole.thinker:
+        quantized = {key: raw[key] for key in ("quantization_config",) if key in raw}
+        raw, where = convert(raw, _OmniFile, where).thinker_config | quantized, f"{where}: thinker_config"
     if whole.flat and "text_config" not in raw:
         inner = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
     else:
@@ -193,22 +230,25 @@ def text_name(name: str) -> str:
 
 def is_beside_text(name: str) -> bool:
     """Return whether a tensor of a multimodal model does not belong to its text model."""
-    return name.removeprefix("model.").startswith(_BESIDE_TEXT)
+    return name.removeprefix("thinker.").removeprefix("model.").startswith(_BESIDE_TEXT)
 
 
 def name_in_peft(module: str, prefix: str) -> str:
-    """Return PEFT's name of a module. prefix: `ModelConfig.in_peft`, which the head does not have."""
-    return prefix + module.removeprefix("model.") if module.startswith("model.") else module
+    """Return PEFT's name of a module. prefix: `ModelConfig.in_peft`, of which the head has what "model." follows."""
+    outer = prefix.partition("model.")[0] if "model." in prefix else ""
+    return prefix + module.removeprefix("model.") if module.startswith("model.") else outer + module
 
 
-def named_in_whole(name: str) -> bool:
-    """Return whether a module's name in an adapter belongs to a text model within a multimodal model."""
-    return name.startswith(_IN_PEFT)
+def auto_by_name(name: str) -> str:
+    """Return the class that loads a multimodal model, from a module's name in an adapter; "" for a text model's."""
+    outer = [whole for whole in MULTIMODAL.values() if whole.in_peft in _IN_PEFT]
+    return next((whole.auto for whole in outer if name.startswith(whole.in_peft)), "")
 
 
-def loaded_whole(architecture: str) -> bool:
-    """Return whether transformers loads a multimodal model as a whole instead of only its text model."""
-    return architecture in MULTIMODAL and MULTIMODAL[architecture].in_peft != "model."
+def auto_of(architecture: str) -> str:
+    """Return the class that loads a multimodal model as a whole; "" if transformers loads only its text model."""
+    whole = MULTIMODAL.get(architecture)
+    return "" if whole is None or whole.in_peft == "model." else whole.auto
 
 
 def namer_of(names: Iterable[str]) -> Callable[[str], str]:

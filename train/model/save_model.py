@@ -24,7 +24,7 @@ from wgrad.train.model.model_files import ModelFiles, Progress, dtype_of
 from wgrad.train.model.weights import WeightSpec, constants, weight_specs
 
 # Other files of a multimodal model, which are copied unchanged.
-_COPIED = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_COPIED = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "spk_dict.pt")
 
 SaveTokenizer = Callable[[Path], None]  # writes its files into a folder
 

@@ -9,7 +9,7 @@ from typing import Any
 from wgrad.train.files.decode import read_json
 from wgrad.train.model.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
 from wgrad.train.model.adapter_config import variant_in
-from wgrad.train.model.multimodal import loaded_whole, named_in_whole
+from wgrad.train.model.multimodal import auto_by_name, auto_of
 
 _CONFIG = "config.json"
 
@@ -19,13 +19,14 @@ class Contents:
     """Properties of a saved adapter or model that determine how it is loaded.
 
     Attributes:
-        whole: Whether the base model is multimodal, and the adapter has the names of its text part.
+        whole: Class of transformers that loads the base model, if it is multimodal, and the adapter has the names of
+            its text part; else "".
         dora: Whether the adapter is DoRA.
         experts: Whether the adapter has matrices of experts.
         variant: Custom variant of LoRA that a program registers; "": none.
     """
 
-    whole: bool = False
+    whole: str = ""
     dora: bool = False
     experts: bool = False
     variant: str = ""
@@ -38,22 +39,23 @@ class Contents:
             raw = read_json(adapter, dict[str, Any], "--adapter", from_python=True)
             names = raw.get("target_modules")
             names = [names] if isinstance(names, str) else names or ()
-            whole = any(named_in_whole(str(name)) for name in names)
+            whole = next(filter(None, (auto_by_name(str(name)) for name in names)), "")
             return cls(whole, bool(raw.get("use_dora")), bool(raw.get("target_parameters")), variant_in(raw))
         if (folder / _CONFIG).is_file():
             raw = read_json(folder / _CONFIG, dict[str, Any], "--folder", from_python=True)
-            return cls(any(loaded_whole(str(name)) for name in raw.get("architectures") or ()))
+            return cls(next(filter(None, (auto_of(str(name)) for name in raw.get("architectures") or ())), ""))
         return cls()
 
     @property
     def auto_class(self) -> str:
         """Class of transformers that loads the (base) model."""
-        return "AutoModelForImageTextToText" if self.whole else "AutoModelForCausalLM"
+        return self.whole or "AutoModelForCausalLM"
 
     @property
     def task(self) -> str:
         """The Hub's name of the model's task."""
-        return "image-text-to-text" if self.whole else "text-generation"
+        known = {"": "text-generation", "AutoModelForImageTextToText": "image-text-to-text"}
+        return known.get(self.whole, "any-to-any")
 
     @property
     def method(self) -> str:
