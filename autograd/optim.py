@@ -207,16 +207,16 @@ def _check(parameters: list[Tensor]) -> None:
     for number, p in enumerate(parameters):
         problem = ""
         if not isinstance(p, Tensor):
-            problem = f"is a {type(p).__name__}, no Tensor"
+            problem = f"is a {type(p).__name__}: pass Tensors"
         elif not p.requires_grad or p.node is not None:
             problem = "is no leaf that requires a gradient: make it with wgrad.tensor(..., requires_grad=True)"
         elif p.dtype != np.float32:
-            problem = f"is {p.dtype}: parameters are float32"
+            problem = f"is {p.dtype}: convert it to float32"
         elif p.device is not parameters[0].device:
-            problem = "is on another device than the first"
+            problem = "is on another device than the first: move it there"
         elif any(p is other for other in parameters[:number]):
-            problem = "is there twice"
+            problem = "is there twice: pass it once"
         elif p.has_grad_buffer:
-            problem = "belongs to another optimizer already"
+            problem = "belongs to another optimizer already: remove it from one"
         if problem:
             raise WgradError(f"parameter {number} of an optimizer {problem}")

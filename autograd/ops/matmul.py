@@ -29,7 +29,8 @@ def matmul(a: Any, b: Any) -> Tensor:
     x, y = (v if isinstance(v, Tensor) else Tensor(_lazy(v, tensors[0]), device) for v in (a, b))
     if x.ndim == 0 or y.ndim == 0 or x.shape[-1] != y.shape[-2 if y.ndim > 1 else 0]:
         raise ShapeError(
-            f"matmul: the last axis of {list(x.shape)} must be the last but one of {list(y.shape)}; transpose one"
+            f"matmul: the last axis of {list(x.shape)} must be as long as the "
+            f"{'second-to-last' if y.ndim > 1 else 'only'} axis of {list(y.shape)}; transpose one"
         )
     shape = (*x.shape[:-1], *((*y.shape[:-2], y.shape[-1]) if y.ndim > 1 else ()))
     if y.ndim == 1:

@@ -1045,7 +1045,10 @@ def _reads_inside() -> None:
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "broadcast": (lambda: t(3, 4) + t(4, 3), r"add: shapes \[3, 4\], \[4, 3\] cannot be broadcast"),
-    "matmul": (lambda: t(3, 4) @ t(3, 4), r"matmul: the last axis of \[3, 4\] must be the last but one of \[3, 4\]"),
+    "matmul": (
+        lambda: t(3, 4) @ t(3, 4),
+        r"matmul: the last axis of \[3, 4\] must be as long as the second-to-last axis of \[3, 4\]",
+    ),
     "dim": (lambda: t(3, 4).sum(2), r"sum: dim must be an axis of 2, from -2 to 1, got 2"),
     "index": (lambda: t(3, 4)[3], r"an index must be from -3 to 2 for an axis of 3, got 3"),
     "length": (lambda: len(t()), r"a Tensor without axes has no length; use item\(\)"),

@@ -82,8 +82,10 @@ def test_options_without_meaning_for_dora_are_refused(run: Path, text_data: Path
         return str(capsys.readouterr().err).strip().splitlines()[-1]
 
     begun = options(run.parent / "model", text_data, tmp_path / "out")
-    assert "--lora-dropout: --use-dora is trained without; got 0.1" in refused(*begun, "--lora-dropout", "0.1")
-    assert "--init-lora-weights: pissa is not there for --use-dora" in refused(*begun, "--init-lora-weights", "pissa")
+    assert "--lora-dropout: 0.1 cannot be combined with --use-dora" in refused(*begun, "--lora-dropout", "0.1")
+    assert "--init-lora-weights: pissa cannot be combined with --use-dora" in refused(
+        *begun, "--init-lora-weights", "pissa"
+    )
     assert "--use-dora: would be ignored: --adapter brings its own" in refused(*begun, "--adapter", str(run))
     further = [word for word in begun if word != "--use-dora"] + ["--adapter", str(run), "--lora-dropout", "0.1"]
     assert "is a DoRA adapter, which is trained without" in refused(*further)

@@ -211,7 +211,7 @@ def test_a_request_that_was_answered_may_be_sent_again_later(serve: Any) -> None
         (["default/partial-train/0000.parquet"], ("default", "train"), (["0"], True)),
         (["en/train/0000.parquet", ".gitattributes"], ("", "train"), (["0"], False)),
         (["en/train/0000.parquet"], ("", "en"), "has no split 'en' .*; it has train: name one, or en/train for its"),
-        ([".gitattributes", "a/b.parquet"], ("", "train"), "the hub's own conversion to Parquet is empty"),
+        ([".gitattributes", "a/b.parquet"], ("", "train"), "the Hub's own conversion to Parquet is empty"),
     ],
 )
 def test_files_of_a_converted_split_are_found(names: list[str], asked: tuple[str, str], wanted: Any) -> None:

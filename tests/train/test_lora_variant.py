@@ -115,7 +115,7 @@ def test_projections_of_a_variant_are_not_stacked() -> None:
 def test_unusable_variants_are_refused(options: dict[str, Any], capsys: Any) -> None:
     with pytest.raises(WgradError, match="--lora-variant: the LoRA variant 'toy' is not registered"):
         wgrad.finetune(**options)
-    with pytest.raises(WgradError, match="--use-dora: is not there for --lora-variant toy"):
+    with pytest.raises(WgradError, match="--use-dora: cannot be combined with --lora-variant toy"):
         wgrad.finetune(**{**options, "use_dora": True})
     wrong: list[tuple[Any, Any, str]] = [
         ("a b", Gated(), "must be a word"), ("x", Gated, "must be a LoraVariant"), (3, Gated(), "a word; got 3"),

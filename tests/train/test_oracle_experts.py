@@ -415,7 +415,7 @@ def test_adapters_of_experts_refuse_what_they_do_not_have(make_checkpoint: Any) 
     assert (lora.target_modules, lora.target_parameters) == (("q_proj",), ("experts.down_proj",))
     assert lora.rank_of("model.layers.1.mlp.experts.down_proj") == 3
     for name, value in (("lora_dropout", 0.1), ("use_dora", True), ("init_lora_weights", "pissa")):
-        with pytest.raises(WgradError, match=f"^--{name.replace('_', '-')}: is not there for experts.down_proj"):
+        with pytest.raises(WgradError, match=f"^--{name.replace('_', '-')}: cannot be combined with experts.down_proj"):
             lora_config(RunOptions(**(given | {name: value})), config)
 
 

@@ -187,7 +187,7 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_options_that_qat_does_not_round_are_refused(name: str) -> None:
-    with pytest.raises(WgradError, match=f"^--qat: is not there with --{name.replace('_', '-')}"):
+    with pytest.raises(WgradError, match=f"^--qat: cannot be combined with --{name.replace('_', '-')}"):
         RunOptions(qat="q4_k", **{name: REFUSED[name]})
 
 

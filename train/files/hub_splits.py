@@ -72,7 +72,7 @@ def files_of_conversion(
             case [of_config, of_split, file] if file.endswith(".parquet"):
                 found.setdefault(of_config, {}).setdefault(of_split.removeprefix(_PARTIAL), []).append(name)
     if not found:
-        raise WgradError(f"{where}: the hub's own conversion to Parquet is empty: take another data set")
+        raise WgradError(f"{where}: the Hub's own conversion to Parquet is empty: take another data set")
     default = [_DEFAULT] if _DEFAULT in found else list(found)
     splits = found[_named(config, default, found, where)]
     split, files = _of_split(splits, split, () if config else found, where, held_out)

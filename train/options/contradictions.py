@@ -31,14 +31,17 @@ _NOT_ROUNDED = {
 def _of_qat(c: Any) -> None:
     for name, why in _NOT_ROUNDED.items():
         if getattr(c, name):
-            raise WgradError(f"--qat: is not there with {flag(name)}, which {why}: leave one of the two out")
+            raise WgradError(f"--qat: cannot be combined with {flag(name)}, which {why}: leave one of the two out")
     if c.init_lora_weights != LORA:
         raise WgradError(
-            f"--qat: is not there with --init-lora-weights {c.init_lora_weights}, which changes the base weights: "
-            "leave one of the two out"
+            f"--qat: cannot be combined with --init-lora-weights {c.init_lora_weights}, which changes the base "
+            "weights: leave one of the two out"
         )
     if c.stream_weights == "on":
-        raise WgradError("--qat: is not there with --stream-weights on: rounded weights stay on the device")
+        raise WgradError(
+            "--qat: cannot be combined with --stream-weights on, because rounded weights stay on the device: leave "
+            "one of the two out"
+        )
 
 
 def _of_what_is_trained(c: Any) -> None:
@@ -61,15 +64,15 @@ def _of_what_is_trained(c: Any) -> None:
         )
     if c.use_dora and c.lora_dropout:
         raise WgradError(
-            f"--lora-dropout: --use-dora is trained without; got {c.lora_dropout:g}: leave one of the two out"
+            f"--lora-dropout: {c.lora_dropout:g} cannot be combined with --use-dora: leave one of the two out"
         )
     if c.use_dora and c.init_lora_weights != LORA:
         raise WgradError(
-            f"--init-lora-weights: {c.init_lora_weights} is not there for --use-dora: leave one of the two out"
+            f"--init-lora-weights: {c.init_lora_weights} cannot be combined with --use-dora: leave one of the two out"
         )
     if c.lora_variant and (c.use_dora or c.init_lora_weights != LORA):
         other = "--use-dora" if c.use_dora else "--init-lora-weights"
-        raise WgradError(f"{other}: is not there for --lora-variant {c.lora_variant}: leave one of the two out")
+        raise WgradError(f"{other}: cannot be combined with --lora-variant {c.lora_variant}: leave one of the two out")
     if c.train_head and not c.objective_kind.trains_head:
         raise WgradError(
             f"--train-head: the loss of --objective {c.objective} has no gradient of the output layer: leave it out, "

@@ -59,4 +59,6 @@ def _check_experts(config: RunOptions, target: str) -> None:
     asked |= {"--init-lora-weights": config.init_lora_weights != LORA}
     for option, value in asked.items():
         if value:
-            raise WgradError(f"{option}: is not there for {target}, which is of experts: leave one of the two out")
+            raise WgradError(
+                f"{option}: cannot be combined with {target}, which is a module of experts: leave one of the two out"
+            )
