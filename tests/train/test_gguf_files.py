@@ -6,6 +6,7 @@ import builtins
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +167,15 @@ def test_types_that_are_not_read_are_listed(checkpoints: Any) -> None:
         ModelFiles(folder)
 
 
-def test_what_cannot_be_read_is_told(checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_model(folder: Path, message: str) -> None:
+    with pytest.raises(WgradError, match=message):
+        ModelFiles(folder).check(load_model_config(folder))
+
+
+def test_a_damaged_file_is_refused(checkpoints: Any) -> None:
     folder, _ = checkpoints(Kind.F32)
-    path, weights = folder / "model.gguf", random_weights(tiny_config(**SIZES))
+    path, refused = folder / "model.gguf", partial(refuse_model, folder)
     whole = path.read_bytes()
-
-    def refused(message: str) -> None:
-        with pytest.raises(WgradError, match=message):
-            ModelFiles(folder).check(load_model_config(folder))
-
     path.write_bytes(whole[: len(whole) // 2])
     refused(r"model.gguf is cut off or damaged \(.*\): fetch the file again")
     path.write_bytes(b"not one" + whole)
@@ -195,13 +196,19 @@ def test_what_cannot_be_read_is_told(checkpoints: Any, monkeypatch: pytest.Monke
     ):  # arrays in arrays; more strings, more numbers than there are
         path.write_bytes(head + (kind.to_bytes(4, "little") + claimed.to_bytes(8, "little")) * 3000)
         refused("model.gguf is cut off or damaged")
+
+
+def test_a_model_of_another_kind_is_refused(checkpoints: Any) -> None:
+    folder, _ = checkpoints(Kind.F32)
+    path, refused = folder / "model.gguf", partial(refuse_model, folder)
+    whole = path.read_bytes()
     writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
     writer.add_block_count(1)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     refused("has its numbers in the other byte order")
-    write_gguf(path, weights, Kind.F32, "grok")
+    write_gguf(path, random_weights(tiny_config(**SIZES)), Kind.F32, "grok")
     refused("general.architecture must be one of llama, .*, got 'grok'")
     path.write_bytes(whole)
     writer = gguf.GGUFWriter(path, "llama")
@@ -211,7 +218,12 @@ def test_what_cannot_be_read_is_told(checkpoints: Any, monkeypatch: pytest.Monke
     writer.write_kv_data_to_file()
     writer.close()
     refused(r"general.architecture must be one of llama, .*, got \[1\]")
-    path.write_bytes(whole)
+
+
+def test_a_folder_of_one_model_is_read(checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shapes are those of config.json, it has one file, and reading takes the package gguf."""
+    folder, _ = checkpoints(Kind.F32)
+    path, refused = folder / "model.gguf", partial(refuse_model, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
     refused(r"mlp.gate_proj.weight in .*model.gguf has shape \[96, 64\]: config.json asks for \[128, 64\]")

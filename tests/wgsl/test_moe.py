@@ -21,6 +21,9 @@ from wgrad.wgsl.gemm.gemv import VectorTile
 from wgrad.wgsl.gemm.plan import Gemm, Limits
 from wgrad.wgsl.moe import grouped
 
+CORES = Limits(48 << 10, 1 << 30, False, True)  # of an NVIDIA GPU with tensor cores
+NF4 = WeightForm("nf4", 8, (128 * 1536, 2048))
+
 
 @pytest.mark.parametrize(("direction", "shader"), [("forward", "gemm"), ("weight_grad", "moe_weight_grad")])
 def test_launches_in_parts_have_the_same_bits(
@@ -100,51 +103,70 @@ def test_a_row_for_every_fourth_expert_goes_one_by_one(format: str, matrix_devic
         assert ("gemv" in matrix_device.launched) == alone
 
 
+def plan_rows(rows: int, k: int = 2048, weight: Any = "float16", trans_b: bool = True, limits: Limits = CORES) -> Any:
+    """Return the plan of a grouped matmul: [rows, k] times the [1536, k] of 128 experts."""
+    return grouped.plan_experts(Gemm((rows, 1536, k), "float16", weight, "float16", trans_b=trans_b), 128, limits)
+
+
 def test_tiles_follow_the_rows_of_an_expert() -> None:
-    """By the rows that an expert has on average."""
+    """By the rows that an expert has on average, without tensor cores."""
     found = [grouped.choose_tile(mean, n) for mean, n in ((4, 8), (4, 512), (40, 512), (128, 512), (512, 512))]
     assert found[:3] + found[4:] == [TALL_SKINNY, FLAT_SKINNY, SMALL, MAIN]
     assert (found[3].m, found[3].n) == (64, 128)
     few = [grouped.choose_tile(mean, n, few_registers=True) for mean, n in ((40, 512), (128, 512), (512, 512))]
     assert few == [SMALL, FEW_REGISTERS, FEW_REGISTERS]
-    weights = Gemm((65536, 1536, 2048), "float16", "float16", "float16", trans_b=True)
-    assert grouped.plan_experts(weights, 128, Limits(32 << 10, few_registers=True)).tile == FEW_REGISTERS
-    cores = Limits(48 << 10, 1 << 30, False, True)
-    nf4 = WeightForm("nf4", 8, (128 * 1536, 2048))
-    for rows, weight, side, tile in (
+    assert plan_rows(65536, limits=Limits(32 << 10, few_registers=True)).tile == FEW_REGISTERS
+
+
+@pytest.mark.parametrize(
+    ("rows", "weight", "trans_b", "tile"),
+    [
         (1024, "float16", True, (16, 64)),
         (32, "float16", False, (16, 64)),
         (4096, "float16", True, (64, 64)),
         (4096, "float16", False, (64, 128)),
         (8192, "float16", False, (128, 256)),
-        (3328, nf4, True, (32, 64)),
-        (3968, nf4, False, (64, 64)),
-        (8192, nf4, True, (128, 128)),
+        (3328, NF4, True, (32, 64)),
+        (3968, NF4, False, (64, 64)),
+        (8192, NF4, True, (128, 128)),
         (16384, "float16", True, (128, 256)),
-        (13312, nf4, True, (128, 128)),
-        (16384, nf4, True, (192, 192)),
-        (16384, nf4, False, (192, 192)),
-        (23424, nf4, True, (192, 192)),
-        (23552, nf4, True, (128, 128)),
-        (32768, nf4, True, (256, 128)),
-        (32768, nf4, False, (128, 128)),
-    ):
-        plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", weight, "float16", trans_b=side), 128, cores)
-        assert isinstance(plan.tile, MatrixTile) and (plan.tile.m, plan.tile.n) == tile
+        (13312, NF4, True, (128, 128)),
+        (16384, NF4, True, (192, 192)),
+        (16384, NF4, False, (192, 192)),
+        (23424, NF4, True, (192, 192)),
+        (23552, NF4, True, (128, 128)),
+        (32768, NF4, True, (256, 128)),
+        (32768, NF4, False, (128, 128)),
+    ],
+)
+def test_tiles_of_tensor_cores_follow_rows_and_weights(rows: int, weight: Any, trans_b: bool, tile: Any) -> None:
+    plan = plan_rows(rows, weight=weight, trans_b=trans_b)
+    assert isinstance(plan.tile, MatrixTile) and (plan.tile.m, plan.tile.n) == tile
+
+
+def test_nf4_is_decoded_in_larger_units_where_rows_are_few() -> None:
     for rows, unit, table in ((3328, 32, False), (13312, 8, True), (16384, 16, True)):
-        plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", nf4, "float16", trans_b=True), 128, cores)
+        plan = plan_rows(rows, weight=NF4)
         assert (plan.unit, plan.table) == (unit, table)
-    wide, usual = replace(cores, lanes=64), (64, 64)  # subgroups for which the tiles of few rows were not timed
-    for limits, k, tile in ((cores, 128, (32, 64)), (cores, 64, usual), (wide, 128, usual)):
-        plan = grouped.plan_experts(Gemm((3328, 1536, k), "float16", nf4, "float16", trans_b=True), 128, limits)
+
+
+def test_subgroups_of_64_lanes_get_tiles_that_were_timed() -> None:
+    wide, usual = replace(CORES, lanes=64), (64, 64)
+    for limits, k, tile in ((CORES, 128, (32, 64)), (CORES, 64, usual), (wide, 128, usual)):
+        plan = plan_rows(3328, k, NF4, limits=limits)
         assert isinstance(plan.tile, MatrixTile) and (plan.tile.m, plan.tile.n) == tile
-    for weight, lanes in (("float16", 32), (nf4, 16)):
-        one = grouped.plan_experts(Gemm((32, 1536, 2048), "float16", weight, "float16", trans_b=True), 128, cores)
-        assert one.tile == VectorTile(128, lanes, m=1) and one.factored == (weight is nf4)
-    short = grouped.plan_experts(Gemm((32, 1536, 256), "float16", nf4, "float16", trans_b=True), 128, cores)
-    assert short.tile == VectorTile(128, 8, m=1)  # of eight units
-    of_64 = grouped.plan_experts(Gemm((16384, 1536, 2048), "float16", nf4, "float16", trans_b=True), 128, wide)
+    of_64 = plan_rows(16384, weight=NF4, limits=wide)
     assert isinstance(of_64.tile, MatrixTile) and of_64.tile.m == 128
+
+
+def test_a_row_for_every_fourth_expert_is_a_gemv() -> None:
+    for weight, lanes in (("float16", 32), (NF4, 16)):
+        one = plan_rows(32, weight=weight)
+        assert one.tile == VectorTile(128, lanes, m=1) and one.factored == (weight is NF4)
+    assert plan_rows(32, 256, NF4).tile == VectorTile(128, 8, m=1)  # of eight units
+
+
+def test_tiles_dealt_to_other_subgroups_load_all_of_their_rows() -> None:
     for lanes in LANES:
         for high in (grouped._OF_ARRAYS, grouped._WHOLE, grouped._FORWARD, grouped._FORWARD_FEWER, grouped._BACKWARD):
             dealt = high.for_lanes(lanes, 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -26,6 +27,8 @@ from wgrad.wgsl.runtime import adapters, runtime, submission_size
 from wgrad.wgsl.runtime.compile import Compiler, Pipeline, Variant
 from wgrad.wgsl.runtime.runtime import MAX_GROUPS
 from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, Submission, SubmissionSize, joined
+
+Seen = Callable[..., SubmissionSize]
 
 
 @pytest.fixture
@@ -212,13 +215,19 @@ def test_a_submission_ends_after_so_much_work(wgpu_device: WgpuDevice, monkeypat
     assert ended == [2, 1, 1, 1]
 
 
-def test_a_submission_is_what_the_device_does_in_50_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each costs time on the host. The rate is measured between a submission and a wait, if there is enough work."""
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """A function that returns the size after steps, each of (work, seconds), on a device of this kind."""
     now = [0.0]
     monkeypatch.setattr(submission_size, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    def seen(*steps: tuple[float, float], kind: str = "DiscreteGPU", kept: Path | None = None) -> SubmissionSize:
-        size = SubmissionSize(kind, kept)
+    def after(
+        *steps: tuple[float, float],
+        kind: str = "DiscreteGPU",
+        kept: Path | None = None,
+        size: SubmissionSize | None = None,
+    ) -> SubmissionSize:
+        size = size or SubmissionSize(kind, kept)
         for work, seconds in steps:
             if work:
                 size.submitted(work / 2)
@@ -226,6 +235,12 @@ def test_a_submission_is_what_the_device_does_in_50_ms(tmp_path: Path, monkeypat
             now[0] += seconds
             size.waited()
         return size
+
+    return after
+
+
+def test_a_submission_is_what_the_device_does_in_50_ms(seen: Seen) -> None:
+    """Each costs time on the host. The rate is measured between a submission and a wait, if there is enough work."""
 
     def after(*steps: tuple[float, float], kind: str = "DiscreteGPU") -> float:
         return seen(*steps, kind=kind).work
@@ -239,12 +254,16 @@ def test_a_submission_is_what_the_device_does_in_50_ms(tmp_path: Path, monkeypat
     assert after((1e12, 0.001)) == after((1e14, 0.125)) == 2e12  # enough
     assert after((2e10, 0.5), kind="CPU") == after(kind="CPU") and after((2e10, 0.125), kind="CPU") == 8e9
 
-    # A dispatch may take 200 ms; on a software driver as long as it likes.
+
+def test_a_dispatch_may_take_200_ms(seen: Seen) -> None:
+    """On a software driver it may take as long as it likes."""
     assert seen().dispatch_work == 1e11 and seen((1e12, 8.0)).dispatch_work == 1e11
     assert seen((1e12, 0.125)).dispatch_work == 1.6e12 and seen((1e14, 0.125)).dispatch_work == 1.6e14
     assert seen(kind="CPU").dispatch_work == seen((2e10, 0.5), kind="CPU").dispatch_work == math.inf
 
-    # The rate is kept for other processes, of what is no software driver. What is not one is as none.
+
+def test_the_rate_of_a_device_is_kept_for_other_processes(seen: Seen, tmp_path: Path) -> None:
+    """Not that of a software driver. A file that holds no rate counts as none."""
     file = tmp_path / "rates" / "gpu.json"
     seen((1e12, 0.125), kind="CPU", kept=file)
     assert not file.exists()
@@ -261,15 +280,14 @@ def test_a_submission_is_what_the_device_does_in_50_ms(tmp_path: Path, monkeypat
         '{"format": 9, "rate": 8e12}',
     ):
         file.write_text(text)
-        assert (seen(kept=file).work, seen(kept=file).dispatch_work) == (least, 1e11), text
+        assert (seen(kept=file).work, seen(kept=file).dispatch_work) == (seen().work, 1e11), text
 
-    # After a loss it gets a share of what it would.
+
+def test_a_device_that_was_lost_gets_a_share_of_its_work(seen: Seen) -> None:
     size = seen((1e12, 0.125))
     size.lower(0.5)
     assert (size.work, size.dispatch_work) == (2e11, 8e11)
-    size.submitted(1e12)
-    now[0] += 0.0625
-    size.waited()
+    seen((1e12, 0.0625), size=size)
     assert (size.work, size.dispatch_work) == (4e11, 1.6e12)
 
 
