@@ -1,4 +1,4 @@
-"""A finished run: left alone, prolonged, or told what would be ignored; and what is no result is not written as one."""
+"""A finished run: left alone, extended, or told what would be ignored; and what is no result is not written as one."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def bytes_of(out: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()}
 
 
-# ---- prolonged ---------------------------------------------------------------------------------
-def test_a_prolonged_run_is_the_longer_run(run: Runner, tmp_path: Path) -> None:
+# ---- extended ----------------------------------------------------------------------------------
+def test_an_extended_run_is_the_longer_run(run: Runner, tmp_path: Path) -> None:
     """With a rate that does not depend on the length, bit for bit."""
     flat = ("--lr-scheduler-type", "constant", "--warmup-steps", "0", "--lora-dropout", "0.1")
     assert run(tmp_path / "long", "--max-steps", "9", *flat) == 0
@@ -68,7 +68,7 @@ def test_a_prolonged_run_is_the_longer_run(run: Runner, tmp_path: Path) -> None:
     assert run(out, "--max-steps", "4", *flat) == 0
     first = (out / WEIGHTS_FILE).read_bytes()
     assert run(out, "--max-steps", "9", "--resume") == 0
-    assert "schedule: 9 steps in all, prolonged from 4 (was 4); constant from a peak of 0.005; step 5" in run.said
+    assert "schedule: 9 steps in all, extended from 4 (was 4); constant from a peak of 0.005; step 5" in run.said
     assert (out / WEIGHTS_FILE).read_bytes() == (tmp_path / "long" / WEIGHTS_FILE).read_bytes() != first
     results = [json.loads((o / "results.json").read_text()) for o in (out, tmp_path / "long")]
     for key in ("steps", "max_steps", "held_out_loss_before", "held_out_loss_after", "sample_after"):
@@ -85,7 +85,7 @@ def test_the_new_schedule_is_said(run: Runner, tmp_path: Path) -> None:
     assert read_steps(out / "metrics.jsonl")[4]["lr"] == rate
 
 
-def test_more_epochs_prolong_a_finished_run(run: Runner, tmp_path: Path) -> None:
+def test_more_epochs_extend_a_finished_run(run: Runner, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(out, "--gradient-accumulation-steps", "8") == 0
     steps = json.loads((out / "results.json").read_text())["steps"]
@@ -96,7 +96,7 @@ def test_more_epochs_prolong_a_finished_run(run: Runner, tmp_path: Path) -> None
     assert "--epochs: the run in" in run.error and "already has 2" in run.error
 
 
-def test_a_prolonged_run_that_was_killed_goes_on_without_being_told_again(
+def test_an_extended_run_that_was_killed_goes_on_without_being_told_again(
     run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from wgrad.train.step.trainer import Trainer
@@ -140,7 +140,7 @@ def test_an_option_that_a_finished_run_would_ignore_is_refused(run: Runner, tmp_
         assert run.error.count("\n") == 1 and bytes_of(out) == before
     # Where and how it runs is no matter now.
     assert run(out, "--max-steps", "4", "--resume", "--logging-steps", "3") == 0
-    assert "this run is finished: nothing to resume; more --max-steps or --epochs prolong it" in run.said
+    assert "this run is finished: nothing to resume; more --max-steps or --epochs extend it" in run.said
 
 
 @pytest.mark.parametrize(

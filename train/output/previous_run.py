@@ -1,4 +1,4 @@
-"""State of --out before a run: empty, a run to resume, a finished run, or one to prolong."""
+"""State of --out before a run: empty, a run to resume, a finished run, or one to extend."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Previous:
 
     finished: bool = False  # whether nothing is left to do
     stopped: bool = False  # whether --early-stopping-patience ended it
-    ended_at: int | None = None  # steps of a finished run that is prolonged
+    ended_at: int | None = None  # steps of a finished run that is extended
 
 
 def previous_run(config: FinetuneConfig) -> Previous:
@@ -130,6 +130,6 @@ def _refuse_ignored(config: FinetuneConfig, out: Path) -> None:
             continue
         if getattr(config, field.name) != getattr(before, field.name):
             raise WgradError(
-                f"{flag(field.name)}: would be ignored, because the run in {out} is finished: prolong it with more "
+                f"{flag(field.name)}: would be ignored, because the run in {out} is finished: extend it with more "
                 "--max-steps or --epochs, or begin another in another --out"
             )

@@ -318,8 +318,8 @@ class Fit:
                 what = "inputs, attention outputs and projections"
             said += f", {recomputed} recomputed" + f" ({what} of {offloaded} offloaded)" * (offloaded > 0)
         if plan is None:
-            least = f"may take {size(RECOMPUTE_ABOVE)}" if room.limit is None else "do not fit"
-            return f"{said}: {room.words}, and they {least}; --vram SIZE or --gradient-checkpointing N decide otherwise"
+            least = f"may take up to {size(RECOMPUTE_ABOVE)}" if room.limit is None else "do not fit"
+            return f"{said}: {room.words}, and they {least} (--vram SIZE or --gradient-checkpointing N change that)"
         taken, weights = size(plan.reserved_bytes), plan.dequantized
         if weights.nbytes:
             whole = weights.count == len(weights.sizes)

@@ -131,7 +131,7 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     if plan is None:  # NumPy: everything is in main memory
         activations = estimate_activations(replace(session.config, max_length=session.row_tokens), session.model_config)
         more = f"roughly {size(activations)} more for activations ({how})"
-        rest = "decoded weights (while memory is free), Python, NumPy and the data"
+        rest = "dequantized weights (while memory is free), Python, NumPy and the data"
         return f"memory: {parts}, {more}; not counted: {rest}"
     resident = plan.config.resident_layers if plan.config.stream_weights == "on" else None
     weights = f"weights of {layers - resident} of {layers} layers" if resident else "weights"

@@ -50,7 +50,7 @@ def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
                 more = (
                     "a larger --early-stopping-patience goes on"
                     if previous.stopped
-                    else "more --max-steps or --epochs prolong it"
+                    else "more --max-steps or --epochs extend it"
                 )
                 outputs.say(f"{config.out}: this run is finished: nothing to resume; {more}")
             return 0

@@ -51,11 +51,11 @@ def schedule_note(
         total_steps: Steps of the whole run.
         done: Steps of the checkpoint.
         before: Schedule of the checkpoint.
-        ended_at: Steps of the finished run that is prolonged; None: it was not finished.
+        ended_at: Steps of the finished run that is extended; None: it was not finished.
     """
     if before is None or before == schedule_of(config, total_steps):
         return ""
-    ended = f", prolonged from {ended_at}" if ended_at else ""
+    ended = f", extended from {ended_at}" if ended_at else ""
     first = min(done, total_steps - 1)
     return (
         f"schedule: {counted(total_steps, 'step')} in all{ended} (was {before.steps}); {config.lr_scheduler_type} "
