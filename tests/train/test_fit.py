@@ -24,7 +24,7 @@ from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.resolve import resolve_options
-from wgrad.train.plan import fewer_layers, speed
+from wgrad.train.plan import fastest, fewer_layers, speed
 from wgrad.train.plan import fit as fit_module
 from wgrad.train.plan.fit import Fit, modes, words
 from wgrad.train.plan.memory_limit import fewest_offloaded, in_large_chunks
@@ -549,6 +549,18 @@ def test_more_memory_is_faster(make_checkpoint: Any, wgpu_device: Any, capsys: p
     assert (auto.batch_size, auto.chooses_batch) == (1, True)
     automatic = chosen(batch_size=1, gradient_accumulation_steps=2, auto_find_batch_size=True, memory_limit=str(limit))
     assert (automatic.batch_size, automatic.gradient_accumulation_steps) == (2, 1)
+
+
+@pytest.mark.parametrize("kept", range(1, 5))
+def test_a_bound_offloads_what_is_asked_of_the_layers_that_are_recomputed(kept: int) -> None:
+    """Nothing is offloaded where the activations of all layers may fit."""
+    model = parse_model_config(conftest.tiny_config(num_hidden_layers=4))
+    config = RunOptions(offload_activations=2)
+    fit = Fit(config, model, "", ReferenceDevice(), 1, 1 << 30)
+    mode = {"gradient_checkpointing": True, "offload_activations": 2, "stream_weights": "off"}
+    bound = fastest._freest(fit, config, mode, kept, 0.0)
+    asked = (4 - kept, min(4 - kept, 2)) if kept < 4 else (False, False)
+    assert (bound.gradient_checkpointing, bound.offload_activations) == asked
 
 
 # Of a step's parts, by the rate that they go by, in micro-batches of 128 tokens of a model with 2 layers: FLOP of a

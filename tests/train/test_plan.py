@@ -214,6 +214,19 @@ def test_a_checkpoint_that_does_not_fit_is_told_at_once(make_checkpoint: Any, fr
         plan_run(config_of(), other, folder, fresh, 3)
 
 
+def test_sequences_that_no_device_holds_take_no_main_memory(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tables and tokens alone would: a plan of 100,000,000 tokens was killed."""
+    monkeypatch.setattr(plan_module, "build_trainable", lambda *args, **options: pytest.fail("builds a model"))
+    model = make_checkpoint()
+    device = select_device.gpu_elsewhere("")
+    config = config_of(max_length=10**8, gradient_checkpointing=True)
+    for limit in (None, 1 << 30):
+        with pytest.raises(OutOfMemory, match="an array of [0-9,]+ bytes|memory limit"):
+            run_dry(config, load_model_config(model), model, device, len(PROMPT), limit)
+
+
 def test_a_plan_for_numpy_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--device", "cpu", "--model", "examples/base_model"]) == 2
     assert "leave --device out, and give --vram to plan for a GPU that is elsewhere" in capsys.readouterr().err

@@ -43,8 +43,8 @@ def _freest(fit: Any, config: RunOptions, mode: dict[str, Any], kept: int, free:
         settled = replace(settled, resident_layers=fit.layers)
     elif mode["gradient_checkpointing"]:
         settled = fit.keeping(settled, kept)
-    if mode["gradient_checkpointing"] and not (fit.copies_hide and mode["stream_weights"] != "on"):
-        settled = replace(settled, offload_activations=config.offload_activations)
+    if not config.offload_activations and not (fit.copies_hide and mode["stream_weights"] != "on"):
+        settled = replace(settled, offload_activations=False)
     if not fit.weights_open or mode["stream_weights"] == "on":
         return settled
     return replace(settled, keep_dequantized=_most_weights(fit, settled, free))

@@ -164,6 +164,7 @@ def run_dry(
     limit: int | None,
 ) -> Plan:
     """Plan a run whose --stream-weights is settled. Raises OutOfMemory: beyond `limit` bytes."""
+    _check_input(config, model_config, device.dry_run(), limit)
     dry = device.dry_run()
     dry.limit_memory(limit)
     dry.repeats = True
@@ -173,6 +174,12 @@ def run_dry(
         if limit is not None and isinstance(error.__cause__, OutOfMemory):
             raise error.__cause__ from None
         raise
+
+
+def _check_input(config: RunOptions, model_config: ModelConfig, dry: Any, limit: int | None) -> None:
+    """Raise OutOfMemory if not even a layer's input fits, before main memory is taken for sequences of any length."""
+    dry.limit_memory(limit)
+    dry.empty((config.rows * config.max_length, model_config.hidden_size), np.float32)
 
 
 def training_needs(config: RunOptions) -> Callable[[Device], None]:
