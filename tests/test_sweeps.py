@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.sweeps import SWEEPS, Evenly, InTurn, Odd, Sizes, Types, Without, sweep_part
+from tests.sweeps import SWEEPS, Evenly, InTurn, Odd, Sizes, Types, Variants, Without, sweep_part
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,6 +40,13 @@ def test_evenly_and_without_choose_their_sets() -> None:
     names = [f"t[{i}]" for i in range(9)]
     assert Evenly(3).chosen(names) == {"t[1]", "t[4]", "t[7]"} and Evenly(20).chosen(names) == set(names)
     assert Without("[0-7]").chosen(names) == {"t[8]"}
+
+
+def test_sizes_and_dtypes_take_turns_but_for_those_that_are_left_out() -> None:
+    names = [f"t[{op}/{size}/{kind}]" for op in "ab" for size in ("3x5", "41") for kind in ("float32", "float16")]
+    assert Variants().chosen(names) == {"t[a/3x5/float32]", "t[b/3x5/float16]"}
+    assert Variants(without="b/.*float16").chosen(names) == {"t[a/3x5/float32]", "t[b/3x5/float32]"}
+    assert Variants(without="b").chosen(names) == Variants().chosen(names)
 
 
 def test_the_last_parameter_takes_turns() -> None:

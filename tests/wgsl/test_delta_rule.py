@@ -35,9 +35,10 @@ BACK = (*OF_CHUNKS, "delta_rule_scan_backward")
     ],
 )
 def test_several_dispatches_give_the_same_bits(
-    name: str, shaders: tuple[str, ...], wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, shaders: tuple[str, ...], poisoned_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same_bits_in_parts(CASES[name], wgpu_device, monkeypatch, *shaders)
+    """On the shaders of test_memory_ops.py, which take seconds to compile."""
+    same_bits_in_parts(CASES[name], poisoned_device, monkeypatch, *shaders)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_several_dispatches_give_the_same_bits(
     [("delta_rule", {"key_heads": 2, "key_dim": 16}), ("ssd", {"groups": 2, "state_dim": 16})],
 )
 def test_several_segments_are_within_the_limits(
-    op: str, options: dict[str, int], wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+    op: str, options: dict[str, int], poisoned_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The states between them are kept for the backward, where there is none given."""
     assert contract.delta_segments(16, 2048 + 65) == [(0, 32), (2048, 2)]
@@ -54,14 +55,14 @@ def test_several_segments_are_within_the_limits(
     dy, _ = inputs.pop("dy"), inputs.pop("states")
     y, states = getattr(exact, op)(**inputs, **options)
     wanted = [y, *getattr(exact, f"{op}_backward")(dy, **inputs, states=states, **options)]
-    given = {name: wgpu_device.upload(value) for name, value in inputs.items()}
-    y, states = getattr(wgpu_device, op)(**given, **options)
+    given = {name: poisoned_device.upload(value) for name, value in inputs.items()}
+    y, states = getattr(poisoned_device, op)(**given, **options)
     assert states.shape == (3, 1, 4, 16, 20)
-    back = getattr(wgpu_device, f"{op}_backward")
-    made = [y, *back(wgpu_device.upload(dy), **given, states=states, **options)]
+    back = getattr(poisoned_device, f"{op}_backward")
+    made = [y, *back(poisoned_device.upload(dy), **given, states=states, **options)]
     for found, value in zip(made, wanted):
-        np.testing.assert_allclose(wgpu_device.download(found), value, rtol=2e-4, atol=2e-5)
-    assert_case(CASES[f"{op}/{STATE}"], wgpu_device)
+        np.testing.assert_allclose(poisoned_device.download(found), value, rtol=2e-4, atol=2e-5)
+    assert_case(CASES[f"{op}/{STATE}"], poisoned_device)
 
 
 def test_little_workgroup_memory_and_few_registers_suffice(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

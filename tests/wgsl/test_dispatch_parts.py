@@ -101,20 +101,23 @@ def test_gradients_of_a_table_in_parts_have_the_same_bits(wgpu_device: Any, monk
 
 @pytest.mark.parametrize("name", ["q4_0", "q5_0", "q4_k", "q6_k"])
 def test_rounded_weights_in_parts_have_the_same_bits(
-    name: str, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, poisoned_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In parts of 2^15 values, at which the arrays of every format begin at a multiple of 256 bytes."""
+    """In parts of 2^15 values, at which the arrays of every format begin at a multiple of 256 bytes.
+
+    On the shaders of test_memory_ops.py.
+    """
     w = np.random.default_rng(2).standard_normal((99, 768)).astype(np.float32)
 
     def rounded() -> list[bytes]:
         kind: Any = formats()[name]
-        weight = kind.empty(w.shape, wgpu_device.empty)
-        wgpu_device.round_weight(wgpu_device.upload(w), weight)
-        return [wgpu_device.download(array).tobytes() for array in weight.arrays().values()]
+        weight = kind.empty(w.shape, poisoned_device.empty)
+        poisoned_device.round_weight(poisoned_device.upload(w), weight)
+        return [poisoned_device.download(array).tobytes() for array in weight.arrays().values()]
 
     whole = rounded()
-    names = launched(wgpu_device, monkeypatch)
-    monkeypatch.setattr(wgpu_device._submission_size, "dispatch_work", 1.0)
+    names = launched(poisoned_device, monkeypatch)
+    monkeypatch.setattr(poisoned_device._submission_size, "dispatch_work", 1.0)
     assert rounded() == whole and len(names) == 3
 
 

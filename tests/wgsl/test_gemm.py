@@ -18,6 +18,7 @@ import pytest
 
 from tests.case_results import assert_case
 from tests.wgsl.launches import launched
+from tests.wgsl.small_tiles import QUICK_MAIN
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case
@@ -52,7 +53,6 @@ WHOLE += [
     for name in ("/whole tiles double/128x128x128", "_backward/whole tiles lowrank/128x64x64")
 ]
 WHOLE += ["linear_nf4_backward/tiles lowrank/131x200x160/float16", "gemm_tn/accumulate/37x41x67/float16", WIDE[-1]]
-QUICK_MAIN = Tile(32, 32, 8, 1, 1)
 EPS = float(np.finfo(np.float32).eps)
 
 
@@ -63,8 +63,7 @@ def _tiled() -> list[Any]:
 
 @pytest.fixture
 def tiled(wgpu_device: Any, _tiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A device that takes the kernels of real GPUs, whatever the driver; of the tile of most products an invocation
-    owns a quarter of what it owns on a GPU."""
+    """A device that takes the kernels of real GPUs, whatever the driver."""
     monkeypatch.setattr(gemm_tile, "MAIN", QUICK_MAIN)
     if not _tiled:
         _tiled.append(bind(WgpuDevice)())

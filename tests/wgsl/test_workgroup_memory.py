@@ -15,7 +15,7 @@ import pytest
 from tests.case_results import assert_case
 from tests.wgsl.matrix_emulation import emulated
 from tests.wgsl.shader_files import FORMATS, SHADERS, SHARED
-from tests.wgsl.small_tiles import SMALL_MEDIUM, SMALL_SKINNY
+from tests.wgsl.small_tiles import QUICK_MAIN, SMALL_MEDIUM, SMALL_SKINNY
 from tests.wgsl.workgroup_poison import Variable, poisoned, variables
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.attention import attention_case
@@ -29,7 +29,7 @@ from wgrad.wgsl.attention.attention_matrix import MatrixRows
 from wgrad.wgsl.attention.attention_matrix_keys import MatrixKeys
 from wgrad.wgsl.attention.attention_plan import Plan, Tile
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny
+from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny, gemm_tile
 from wgrad.wgsl.roofline import roofs
 from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime import cooperative
@@ -141,6 +141,7 @@ def _poisoned() -> Poisoned:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that a software driver compiles soon."""
+    monkeypatch.setattr(gemm_tile, "MAIN", QUICK_MAIN)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_skinny, "_THREADS", 64)
