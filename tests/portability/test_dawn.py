@@ -7,8 +7,8 @@ as in .ci/run.
 
 Tint reads all variants, and makes a pipeline of one of each entry point in each precision. Software drivers need
 seconds to compile one large shader, so that what runs by default is a part: each shader and entry point in one
-precision, in both where a variant is short, and every value of the constants that it is specialized by in either, in
-the shortest variant that has it, as far as that one is short. Those run as the tests of tests/wgsl have them: loops over a
+precision, and the constants that it is specialized by in float32 and in float16, every value at least once, in the
+shortest variant that has it, as far as that one is short. Those run as the tests of tests/wgsl have them: loops over a
 tile's depth stay loops, and tiles are small (tests/conftest.py). WGRAD_DAWN_ALL=1 runs all, as a run has them, with a
 pipeline of each. SwiftShader has no shader-f16: there, variants with it are compiled, not run.
 """
@@ -29,7 +29,7 @@ from tests.portability.dawn import ALL, Dawn, find_driver
 from tests.tools import DAWN, NODE, give_up
 from wgrad.autograd.selftest.bundle import Bundle, make_bundle
 
-LONGEST = 1_600  # characters of a shader that is run by default, where no shorter one has its entry point
+LONGEST = 2_000  # characters of a shader that is run by default, where no shorter one has its entry point
 
 
 @pytest.fixture(scope="session")
@@ -65,9 +65,9 @@ def kind(shader: dict[str, Any]) -> tuple[str, str, bool]:
 
 
 def declarations(shader: dict[str, Any]) -> set[tuple[Any, ...]]:
-    """A shader's entry point in its precision, and in any each constant and type that the loader put on top of it."""
+    """A shader's entry point in its precision, and each constant and type that the loader put on top of it."""
     head = shader["code"].split("//", 1)[0].splitlines()
-    return {kind(shader)} | {(*kind(shader)[:2], line) for line in head if line.startswith(("const ", "alias "))}
+    return {kind(shader)} | {(*kind(shader), line) for line in head if line.startswith(("const ", "alias "))}
 
 
 def chosen_cases(bundle: Bundle, float16: bool) -> list[dict[str, Any]]:
