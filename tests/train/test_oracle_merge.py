@@ -28,6 +28,7 @@ from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.step.build import build_frozen
+from wgrad.train.step.find_model import other_base
 
 peft = oracle_package("peft")
 
@@ -145,6 +146,32 @@ def test_the_folder_must_be_new_and_the_disk_large_enough(
     said = capsys.readouterr().err
     assert re.search(r"takes 0\.\d MiB in float32, and the disk has 0\.0 MiB free: free some space or choose", said)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "model"]
+
+
+def test_a_merge_into_another_model_than_the_adapters_is_told(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+    """Such as one that it is merged into already. The base itself may have moved, or be a folder of the Hub's cache."""
+    folder, adapter = adapted()
+    assert merge(adapter, tmp_path / "merged", "--no-compare", "--model", str(folder)) == 0
+    assert "the adapter names" not in capsys.readouterr().err
+    assert merge(adapter, tmp_path / "twice", "--no-compare", "--model", str(tmp_path / "merged")) == 0
+    wanted = f"the adapter names {folder} as its base model, not {tmp_path / 'merged'}: the result is right only if"
+    assert wanted in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("named", "model", "told"),
+    [
+        ("meta-llama/Llama-3.2-1B", None, False),
+        ("meta-llama/Llama-3.2-1B", "/models/llama-3.2-1b", False),
+        ("meta-llama/Llama-3.2-1B", "/hub/models--meta-llama--Llama-3.2-1B/snapshots/4e20de3", False),
+        ("meta-llama/Llama-3.2-1B", "/models/Llama-3.2-1B-Instruct", True),
+        ("/hub/models--meta-llama--Llama-3.2-1B/snapshots/4e20de3", "meta-llama/Llama-3.2-3B", True),
+        ("", "/models/llama-3.2-1b", False),  # it names none
+    ],
+)
+def test_base_models_are_compared_by_name(tmp_path: Path, named: str, model: str | None, told: bool) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": named}))
+    assert bool(other_base(model, str(tmp_path))) == told
 
 
 def test_a_merged_model_stays_if_the_comparison_fails(

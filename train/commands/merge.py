@@ -38,7 +38,7 @@ from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.output.checkpoints import FOLDER as CHECKPOINTS
 from wgrad.train.step.build import frozen_adapter
-from wgrad.train.step.find_model import base_name, find_base
+from wgrad.train.step.find_model import base_name, find_base, other_base
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
@@ -104,7 +104,7 @@ def run_merge(args: MergeConfig, more: Mapping[str, str] | None = None) -> int:
     refuse_variant(lora, "--adapter")
     source = find_source(folder, args.adapter)
     tokenizer, tokenizer_note = _tokenizer(source, config)
-    for note in filter(None, (head_note, adapter_note(lora), tokenizer_note)):
+    for note in filter(None, (other_base(args.model, args.adapter), head_note, adapter_note(lora), tokenizer_note)):
         say(f"note: {note}", "stderr")
     trained = _trained(args)
     merge = Merge(files, config, lora, arrays, args.onto == "original", trained.quantize, *trained.nf4)

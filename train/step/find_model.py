@@ -71,6 +71,33 @@ def base_name(model: str | None, adapter: str) -> str:
     return one_line(model or base_of_adapter(adapter))
 
 
+def other_base(model: str | None, adapter: str) -> str:
+    """Return a note on an adapter that names another base model than `model`, or "".
+
+    A model into which the adapter has been merged already is another one, too.
+    """
+    if not model:
+        return ""
+    try:
+        named = base_of_adapter(adapter)
+    except WgradError:  # it names none
+        return ""
+    both = os.path.exists(named) and os.path.exists(model)
+    if os.path.samefile(named, model) if both else _last_name(named) == _last_name(model):
+        return ""
+    return (
+        f"the adapter names {one_line(named)} as its base model, not {one_line(model)}: the result is right only if "
+        "both have the same weights"
+    )
+
+
+def _last_name(model: str) -> str:
+    """Return the last part of a model's path or Hub id, to compare: also of a folder in the Hub's cache."""
+    path = Path(model)
+    cached = [part.rpartition("--")[2] for part in path.parts if part.startswith("models--")]
+    return (cached[0] if cached else path.name).lower()
+
+
 def _unpacked(path: Path, option: str) -> Path:
     """Return a folder with config.json, the tokenizer's files, and a link to each part of the GGUF file."""
     parts, digest = header_digest(path.absolute(), option)
