@@ -174,6 +174,15 @@ def test_base_models_are_compared_by_name(tmp_path: Path, named: str, model: str
     assert bool(other_base(model, str(tmp_path))) == told
 
 
+def test_base_models_that_are_both_there_are_compared_by_place(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "model").mkdir(parents=True)
+    base = str(tmp_path / "one" / "model")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    assert other_base(str(tmp_path / "two" / "model"), str(tmp_path))
+    assert not other_base(f"{base}/../../one/model/.", str(tmp_path))
+
+
 def test_a_merged_model_stays_if_the_comparison_fails(
     adapted: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
