@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from wgrad.autograd.selftest import probe as self_check
 from wgrad.autograd.selftest.probe import Verdict
+from wgrad.autograd.selftest.run import Result
 from wgrad.device.child import Silent
+from wgrad.device.errors import DeviceError, DeviceLost
+
+ENDED: list[Any] = []  # processes that a test has ended
 
 
 class Card:
@@ -45,15 +51,18 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
             return 3
 
         def end(self) -> None:
-            pass
+            ENDED.append(self)
 
+    ENDED.clear()
     monkeypatch.setattr(self_check, "Child", Process)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return waiting
 
 
 def said(passed: bool, keep: bool = True) -> str:
-    return "a line of the driver\n" + json.dumps({"passed": passed, "reason": "" if passed else "off", "keep": keep})
+    return "a line of the driver\n3\n[]\n" + json.dumps(
+        {"passed": passed, "reason": "" if passed else "off", "keep": keep}
+    )
 
 
 def test_cases_cover_what_training_needs() -> None:
@@ -70,7 +79,7 @@ def test_cases_cover_what_training_needs() -> None:
 def test_a_verdict_is_kept(answers: list[Any], passed: bool) -> None:
     answers.append(said(passed))
     first = self_check.verdict(Card())
-    assert first.passed == passed and not answers
+    assert first.passed == passed and not answers and len(ENDED) == 1
     again = self_check.verdict(Card())  # nothing runs
     assert again.passed == passed and again.reason.startswith(first.reason)
     assert ("delete it to check again" in again.reason) == (not passed)
@@ -96,10 +105,16 @@ def test_what_may_pass_by_itself_is_not_kept(answers: list[Any]) -> None:
     assert self_check.verdict(Card()).passed
 
 
-@pytest.mark.parametrize("code, how", [("os.kill(os.getpid(), 9)", "crashed (signal 9)"), ("", "ended with status 0")])
+@pytest.mark.parametrize(
+    "code, how",
+    [
+        ("os.kill(os.getpid(), 9)", "crashed (signal 9)"),
+        ("os._exit(int(os.environ['OF_THE_CHECK']))", "ended with status 7"),
+    ],
+)
 def test_a_check_that_crashes_names_the_signal(monkeypatch: pytest.MonkeyPatch, code: str, how: str) -> None:
     monkeypatch.setattr(self_check, "_CODE", f"import os; {code}")
-    found, lasting = self_check.check_in_a_process("any")
+    found, lasting = self_check.check_in_a_process("any", environment={"OF_THE_CHECK": "7"})
     assert found == Verdict(False, f"the check {how}: it said nothing") and not lasting
 
 
@@ -139,16 +154,56 @@ def test_a_check_that_ended_stops_no_machine(answers: list[Any], monkeypatch: py
         assert self_check.verdict(Card()) == Verdict(False, "off")
 
 
-def test_a_damaged_note_is_made_again(answers: list[Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name, value", [("FORMAT", 0), ("CASES", self_check.CASES[1:]), ("wgrad.__version__", "x")])
+def test_what_another_wgrad_has_found_is_checked_again(
+    answers: list[Any], monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    answers += [said(True), said(False)]
+    assert self_check.verdict(Card()).passed
+    monkeypatch.setattr(f"wgrad.autograd.selftest.probe.{name}", value)
+    assert not self_check.verdict(Card()).passed and not answers
+
+
+WRONG = Result("a case", "add", "forward", "float32", "3", "y", 0.5, 0.25, False)
+RIGHT = replace(WRONG, name="another", error=0.125, ok=True)
+
+
+@pytest.mark.parametrize(
+    "results, reason, lasting",
+    [
+        ([RIGHT], "", True),
+        ([WRONG, RIGHT], "1 of 2 cases failed, first a case: y is off by 0.5, allowed 0.25", True),
+        ([RIGHT, replace(WRONG, message="OutOfMemory: 5")], "1 of 2 cases failed, first a case: OutOfMemory: 5", False),
+        (DeviceError("no driver\nmore"), "no driver", False),
+        (DeviceLost("gone"), "gone", True),
+    ],
+    ids=["right", "wrong", "memory", "error", "lost"],
+)
+def test_a_report_is_read_as_it_was_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], results: Any, reason: str, lasting: bool
+) -> None:
+    def check(device: Any, _cases: Any) -> Any:
+        if isinstance(results, DeviceError):
+            raise results
+        return results
+
+    monkeypatch.setattr(self_check, "compile_and_check", check)
+    assert self_check.report(lambda: SimpleNamespace(lanes=16), []) == 0
+    lanes = 0 if isinstance(results, DeviceError) else 16
+    assert self_check._verdict_in(capsys.readouterr().out) == (Verdict(not reason, reason, lanes), lasting)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", "null", "[" * 60_000], ids=lambda text: text[:5])
+def test_a_damaged_note_is_made_again(answers: list[Any], tmp_path: Path, text: str) -> None:
     answers.append(said(True))
     self_check.verdict(Card())
     (note,) = tmp_path.glob("wgrad/hip/self-check-*.json")
-    note.write_text("{")
+    note.write_text(text)
     answers.append(said(True))
     assert self_check.verdict(Card()).passed and not answers
 
 
 def test_a_cache_that_cannot_be_written_to_is_no_error(answers: list[Any], tmp_path: Path) -> None:
     (tmp_path / "wgrad").write_text("a file")
-    answers += [said(True), said(True)]
-    assert self_check.verdict(Card()).passed and self_check.verdict(Card()).passed
+    answers += [said(True), said(True), said(False, keep=False)]
+    assert [self_check.verdict(Card()).passed for _ in range(3)] == [True, True, False]

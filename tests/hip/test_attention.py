@@ -182,20 +182,26 @@ def test_tensor_cores_of_rdna3_are_busy() -> None:
 
 ROUNDING = """
 #include "attention_matrix.hpp"
-extern "C" GPU_KERNEL(64) void rounding(const float* x, gpu::u32* y) {
+template <gpu::Round MODE>
+GPU_FN void round_pairs(const float* x, gpu::u32* y) {
   for (int i = 0; i < 2; i++) {
     const gpu::u32 t = gpu::thread() + 64 * i;
-    y[t] = attention::BF16<gpu::Round::RTNE>::pack(x[2 * t], x[2 * t + 1]);
+    y[t] = attention::BF16<MODE>::pack(x[2 * t], x[2 * t + 1]);
   }
+}
+extern "C" GPU_KERNEL(64) void rounding(const float* x, gpu::u32* y) {
+  round_pairs<gpu::Round::RTNE>(x, y), round_pairs<gpu::Round::RTNA>(x, y + 128);
+  round_pairs<gpu::Round::RTZ>(x, y + 256);
 }
 """
 
 
-def test_ties_of_probabilities_go_to_even(hip_device: Any, emulator: Any, tmp_path: Path) -> None:
+def test_ties_of_probabilities_are_rounded_by_their_mode(hip_device: Any, emulator: Any, tmp_path: Path) -> None:
     """No score can be told to give a tie: the function itself, on every number half-way between two of bfloat16."""
     (tmp_path / "rounding.hip").write_text(ROUNDING)
     build_kernels(tmp_path / "rounding.hip", hip_device.architecture, emulator.folder)
-    x = (0x3F808000 + 0x10000 * np.arange(256, dtype=np.uint32)).view(np.float32)
-    y = hip_device.empty((128,), np.uint32)
+    bits = 0x3F808000 + 0x10000 * np.arange(256, dtype=np.uint32)
+    x, y = bits.view(np.float32), hip_device.empty((3, 128), np.uint32)
     hip_device.launch("rounding", "rounding", [hip_device.upload(x), y], (1, 1, 1), threads=64)
-    np.testing.assert_array_equal(hip_device.download(y).view(np.uint16), x.astype(ml_dtypes.bfloat16).view(np.uint16))
+    wanted = [x.astype(ml_dtypes.bfloat16).view(np.uint16), bits + 0x8000 >> 16, bits >> 16]  # even, away, to zero
+    np.testing.assert_array_equal(hip_device.download(y).view(np.uint16), wanted)
