@@ -377,6 +377,16 @@ def test_a_mode_of_before_that_no_longer_fits_is_chosen_anew(make_checkpoint: An
     assert chosen.plan is None and chosen.mode["offload_activations"] is True and "do not fit" in chosen.lines[0]
 
 
+def test_a_device_that_is_not_planned_for_says_so(make_checkpoint: Any) -> None:
+    """NumPy keeps activations by their estimate alone, whatever --vram says."""
+    folder = make_checkpoint(num_hidden_layers=3)
+    for room, why in ((Room(None, "shared"), "shared"), (Room(1 << 30, "--vram"), "--vram is not planned for")):
+        fit = Fit(RunOptions(**AUTO), load_model_config(folder), folder, ReferenceDevice(), 24, room.limit or 0)
+        (line,) = settle(fit.config, fit, room, World(), pinned=False).lines
+        assert line.startswith(f"activations: those of all 3 layers are kept: {why}")
+        assert "may take up to 2.00 GiB" in line and line.endswith("(--gradient-checkpointing N changes that)")
+
+
 class Told(ReferenceDevice):
     """A device whose driver reports this memory."""
 

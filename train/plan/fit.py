@@ -318,8 +318,14 @@ class Fit:
                 what = "inputs, attention outputs and projections"
             said += f", {recomputed} recomputed" + f" ({what} of {offloaded} offloaded)" * (offloaded > 0)
         if plan is None:
-            least = f"may take up to {size(RECOMPUTE_ABOVE)}" if room.limit is None else "do not fit"
-            return f"{said}: {room.words}, and they {least} (--vram SIZE or --gradient-checkpointing N change that)"
+            planned, change = self.device.dry_run() is not None, "--gradient-checkpointing N changes that"
+            if planned and room.limit is not None:
+                return f"{said}: {room.words}, and they do not fit ({change})"
+            most = f"and they may take up to {size(RECOMPUTE_ABOVE)}"
+            if planned:
+                return f"{said}: {room.words}, {most} (--vram SIZE or {change})"
+            words = room.words if room.limit is None else f"{room.words} is not planned for on this device"
+            return f"{said}: {words}, {most} ({change})"
         taken, weights = size(plan.reserved_bytes), plan.dequantized
         if weights.nbytes:
             whole = weights.count == len(weights.sizes)
