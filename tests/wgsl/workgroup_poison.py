@@ -16,9 +16,9 @@ from typing import NamedTuple
 # compiler refuses it.
 _VALUES = {"f32": "infinite", "f16": "f16(infinite)", "u32": "0xffffffffu", "i32": "-1", "bool": "true"}
 _VARIABLE = re.compile(r"var<workgroup>\s*(\w+)\s*:([^;]+);")
-_ALIAS = re.compile(r"\balias (\w+)\s*=([^;]+);")
+ALIAS = re.compile(r"\balias (\w+)\s*=([^;]+);")
 _STRUCT = re.compile(r"\bstruct (\w+)\s*\{([^}]*)\}")
-_ENTRY = re.compile(r"@compute\s+@workgroup_size\(([^\n]+)\)\s*fn \w+\((.*?)\)\s*\{", re.DOTALL)
+ENTRY = re.compile(r"@compute\s+@workgroup_size\(([^\n]+)\)\s*fn \w+\((.*?)\)\s*\{", re.DOTALL)
 _FUNCTION = """
 fn poison_workgroup_memory(lid: u32, invocations: u32) {{
   let infinite = bitcast<f32>(0x7f800000u | (lid & 0u));
@@ -34,14 +34,14 @@ class Variable(NamedTuple):
     type: str
 
 
-def _bare(text: str) -> str:
-    return re.sub(r"//.*", "", text)
+def bare(text: str) -> str:
+    return re.sub(r" *//.*", "", text)
 
 
 def variables(text: str) -> list[Variable]:
     """The workgroup memory of a shader or a part of one. ValueError: some is not understood."""
-    found = [Variable(name, type.strip()) for name, type in _VARIABLE.findall(_bare(text))]
-    if len(found) != _bare(text).count("var<workgroup>"):
+    found = [Variable(name, type.strip()) for name, type in _VARIABLE.findall(bare(text))]
+    if len(found) != bare(text).count("var<workgroup>"):
         raise ValueError("a declaration of workgroup memory that the poison does not understand")
     return found
 
@@ -62,7 +62,7 @@ class _Types:
     """The types that a text declares."""
 
     def __init__(self, text: str) -> None:
-        self._aliases = {name: type.strip() for name, type in _ALIAS.findall(text)}
+        self._aliases = {name: type.strip() for name, type in ALIAS.findall(text)}
         self._structs = {name: parts(fields) for name, fields in _STRUCT.findall(text)}
 
     def stores(self, place: str, type: str, depth: int = 0) -> Iterator[str]:
@@ -97,7 +97,7 @@ class _Types:
 def poisoned(text: str) -> str:
     """The assembled text of a variant, none of whose workgroup memory begins as zeros. ValueError: it has some that is
     not understood."""
-    declared, types = variables(text), _Types(_bare(text))
+    declared, types = variables(text), _Types(bare(text))
     if not declared:
         return text
 
@@ -107,7 +107,7 @@ def poisoned(text: str) -> str:
         return f"{entry[0]}\n  poison_workgroup_memory(lid, u32({entry[1]}));"
 
     lines = [line for variable in declared for line in types.stores(*variable)]
-    text, entries = _ENTRY.subn(filled, text)
-    if entries != _bare(text).count("@compute"):
+    text, entries = ENTRY.subn(filled, text)
+    if entries != bare(text).count("@compute"):
         raise ValueError("an entry point that the poison does not find")
     return text + _FUNCTION.format(stores="".join(f"  {line}\n" for line in lines))

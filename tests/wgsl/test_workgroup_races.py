@@ -1,0 +1,168 @@
+"""No two invocations of a workgroup race for its memory, and every barrier is needed for that, or known not to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.case_results import assert_case
+from tests.wgsl.matrix_emulation import emulated
+from tests.wgsl.shader_files import SHADERS
+from tests.wgsl.workgroup_cases import BY_NAME, CASES, declared, prepare, use_small_tiles
+from tests.wgsl.workgroup_races import BINDING, Noted, noted, races
+from wgrad.autograd.bind import bind
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.runtime import compile as wgsl_compile
+from wgrad.wgsl.runtime.compile import Variant, assemble
+
+_BARRIER = "workgroupBarrier();"
+# Barriers without which no race is seen, by number in their file.
+_UNSEEN: dict[str, list[str]] = {
+    "attention_decode": ["attention_decode.wgsl 4"],  # one in the loop comes between
+    # Of those in `highest` and behind the sum of weights, others come before the next use. The last one is needed
+    # beyond 65,536 tokens.
+    "decoding_sample": ["decoding_sample.wgsl 2", "decoding_sample.wgsl 4", "decoding_sample.wgsl 7"],
+    "delta_rule_step": ["delta_rule_step.wgsl 2"],  # that of `summed` comes between
+    # For more tiles of K than the case has; and the ranks of a LoRA, which come first, have a barrier behind them.
+    "gemm_matrix": ["gemm_matrix.wgsl 0", "gemm_matrix.wgsl 1", "nf4.inc.wgsl 0"],
+    "moe_keep": ["moe_keep.wgsl 4"],  # for `held`, in storage, which is read before it and written behind it
+    "ssd_step": ["ssd_step.wgsl 0"],  # that in front of the sum comes between
+}
+# Compiled within a second each. `make test-all` has the others.
+_FEW = [
+    *("attention_decode", "decoding_sample", "delta_rule_step", "moe_combine", "moe_group", "moe_place", "moe_route"),
+    *("norm_layer", "norm_rms", "quantize_decode", "quantize_nf4", "reduce_rows", "round_q6_k", "softmax", "ssd_step"),
+]
+_SHADERS = [pytest.param(shader, marks=[] if shader in _FEW else pytest.mark.all) for shader in CASES]
+# Those whose barriers have all been left out in turn.
+_SWEPT = [
+    pytest.param(shader, marks=[] if shader in ("norm_layer", "ssd_step") else pytest.mark.all)
+    for shader in (*_FEW, "attention_delta", "gemm_matrix", "moe_keep", "reduce")
+]
+_NOTES, _MANY_NOTES = 1 << 20, 1 << 23
+
+
+@dataclass
+class Racing:
+    """A device whose shaders note their accesses. found: races by shader. without: a shader and a line of its text, of
+    which a barrier is left out."""
+
+    device: Any
+    noted: dict[Variant, Noted] = field(default_factory=dict)
+    found: dict[str, list[str]] = field(default_factory=dict)
+    without: tuple[str, str] | None = None
+    forgotten: list[Any] = field(default_factory=list)  # alive, so that no other pipeline has the same handle
+
+    def forget(self, shader: str) -> None:
+        """Compile a shader anew."""
+        pipelines = self.device._compiler._pipelines
+        self.forgotten += [pipelines.pop(variant) for variant in list(pipelines) if variant.shader == shader]
+
+
+@cache
+def _racing() -> Racing:
+    device = bind(WgpuDevice)()
+    device.software, device.matrix_units = False, device.float16
+    return Racing(device)
+
+
+@pytest.fixture
+def on(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> Racing:
+    use_small_tiles(monkeypatch)
+    on = _racing()
+    on.found.clear()
+    plain, read_source, launch = wgsl_compile.assemble, wgsl_compile.read_source, on.device.launch
+    launched: list[Variant] = []
+
+    def read(file: str, constants: dict[str, Any], *, tagged: bool = False) -> str:
+        shader, place = on.without or ("", "")
+        if file != f"{shader}.wgsl":
+            return read_source(file, constants, tagged=tagged)
+        lines = []
+        for line in read_source(file, constants, tagged=True).splitlines():
+            text, tag, of = line.rpartition(" //@")
+            lines.append((text.replace(_BARRIER, "") if of == place else text) if tag else line)
+        return "\n".join(lines) + "\n"
+
+    def with_notes(source: str, constants: dict[str, Any]) -> str:
+        text, lanes = plain(source, constants), constants.get("LANES", 32)
+        on.noted[launched[-1]] = noted(emulated(text, lanes) if "wgpu_cooperative_matrix" in text else text, lanes)
+        return on.noted[launched[-1]].text
+
+    def launch_and_look(
+        shader: str,
+        arrays: Sequence[Any],
+        params: Sequence[int | float],
+        groups: tuple[int, int, int],
+        constants: Mapping[str, Any] | None = None,
+        *,
+        entry: str = "main",
+        work: float = 0.0,
+    ) -> None:
+        launched.append(Variant(shader, entry, tuple((constants or {}).items())))
+        if declared(shader):
+            notes = on.device.upload(np.zeros(_MANY_NOTES if "matrix" in shader else _NOTES, np.int32))
+            arrays = [*arrays, *[None] * (BINDING - 1 - len(arrays)), notes]
+        launch(shader, arrays, params, groups, constants, entry=entry, work=work)
+        if declared(shader):
+            found = races(on.device.download(notes), on.noted[launched[-1]])
+            on.found.setdefault(shader, []).extend(found)
+
+    monkeypatch.setattr(wgsl_compile, "assemble", with_notes)
+    monkeypatch.setattr(wgsl_compile, "read_source", read)
+    monkeypatch.setattr(on.device, "launch", launch_and_look)
+    return on
+
+
+def _barriers(shader: str, on: Racing) -> dict[str, str]:
+    """The barriers of a shader's launched variants by file and number: file and line."""
+    found: dict[str, str] = {}
+    for constants in (dict(variant.constants) for variant in on.noted if variant.shader == shader):
+        source = wgsl_compile.read_source(f"{shader}.wgsl", constants, tagged=True)
+        for line in assemble(source, constants).splitlines():
+            text, _, place = line.rpartition(" //@")
+            if _BARRIER in text:
+                file, _, number = place.partition(":")
+                before = SHADERS[file].splitlines()[: int(number) - 1]
+                found[f"{file} {sum(_BARRIER in other for other in before)}"] = place
+    return found
+
+
+def _run(shader: str, on: Racing, monkeypatch: pytest.MonkeyPatch, *wrong: type[Exception]) -> None:
+    """Run the cases of a shader, up to the first in which it races. wrong: what they may raise."""
+    if "matrix" in shader and not on.device.float16:
+        pytest.skip("the device has no float16")
+    prepare(shader, on.device, monkeypatch)
+    for name in CASES[shader]:
+        if not on.found.get(shader):
+            with suppress(*wrong):
+                assert_case(BY_NAME[name], on.device)
+
+
+@pytest.mark.parametrize("shader", _SHADERS)
+def test_no_two_invocations_race(shader: str, on: Racing, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(shader, on, monkeypatch)
+    assert not {name: found for name, found in on.found.items() if found}
+
+
+@pytest.mark.parametrize("shader", _SWEPT)
+def test_a_missing_barrier_is_a_race(shader: str, on: Racing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each barrier is left out in turn."""
+    unseen = []
+    _run(shader, on, monkeypatch)
+    for name, place in _barriers(shader, on).items():
+        on.forget(shader)
+        on.found.clear()
+        on.without = shader, place
+        _run(shader, on, monkeypatch, AssertionError)
+        if not on.found.get(shader):
+            unseen.append(name)
+    on.without = None
+    on.forget(shader)
+    assert sorted(unseen) == _UNSEEN.get(shader, [])
