@@ -25,7 +25,7 @@ from wgrad.train.model.model import Model
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.step.build import build_frozen, build_trainable
+from wgrad.train.step.build import build_frozen, build_trainable, count_parameters
 from wgrad.train.step.lora_options import lora_config
 
 LENGTHS, NEW = (3, 17, 9), 8
@@ -118,6 +118,9 @@ def test_every_projection_is_trained_and_full_leaves_the_scales(folder: Path) ->
     built = build_trainable(RunOptions(full=True, max_length=8), config, folder, ReferenceDevice(), positions=8)
     left = set(built.model.weights) - set(built.parameters.tensors)
     assert left == {f"model.layers.{i}.layer_scalar" for i in range(4) if config.layer_scale}
+    loaded = build_frozen(config, folder, ReferenceDevice(), positions=8, quantize=False).weights
+    assert all(np.array_equal(built.model.weights[name], loaded[name]) for name in left)
+    assert built.lora is None and built.total == count_parameters(config)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.train.conftest import tiny_config
 from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad
@@ -19,7 +20,7 @@ from wgrad.device.errors import ShapeError, WgradError
 from wgrad.train.model import model as model_file
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.kv_cache import KVCache
-from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
@@ -214,6 +215,8 @@ def test_parameters_are_counted_and_checkpointing_follows_the_size(make_checkpoi
     folder = make_checkpoint("LlamaForCausalLM", tie_word_embeddings=True)
     config = load_model_config(folder)
     assert count_parameters(config) == sum(int(np.prod(e.shape)) for e in ModelFiles(folder).entries.values())
+    large = parse_model_config(tiny_config(vocab_size=1 << 18, hidden_size=1 << 14, tie_word_embeddings=True))
+    assert count_parameters(large) > 1 << 32  # the embedding alone has more than 32 bits count
     assert activation_bytes(config, 200, 4) == 2 * activation_bytes(config, 100, 4)
     long: dict[str, Any] = {"max_length": 1 << 20, "batch_size": 8}
     layers = config.num_hidden_layers

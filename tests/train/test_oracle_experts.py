@@ -484,7 +484,9 @@ def test_only_fine_tuning_of_experts_has_a_load_balancing_loss(make_checkpoint: 
     )
     assert (weight(plain), weight(plain, router_aux_loss_coef=0.5)) == (0, 0.5)
     assert (weight(balanced), weight(balanced, router_aux_loss_coef=0.0)) == (0.01, 0)
-    assert weight(balanced, objective="dpo") == 0
+    assert weight(balanced, objective="dpo") == weight(plain, objective="dpo", router_aux_loss_coef=0.0) == 0
+    assert balance(RunOptions(router_aux_loss_coef=0.0), load_model_config(balanced), cpu) is None  # it costs time
+    assert weight(make_checkpoint(), router_aux_loss_coef=0.0) == 0
     assert load_model_config(plain).identity() == load_model_config(balanced).identity()
     for folder, objective, words in (
         (plain, "dpo", "--objective dpo has no load-balancing loss, got 0.5: leave it out"),
