@@ -11,13 +11,24 @@ import pytest
 from tests.case_results import assert_ok
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, Case, upload_inputs
+from wgrad.autograd.selftest.experts import grouped_case
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.run import expected_outputs, judge, to_host
 
 FORWARD = attention_case("unaligned", (1, 5, 2, 1, 64), F16, keys=40, cache_len=35)
 BACKWARD = attention_case("unaligned", (1, 37, 2, 1, 64), F16, backward=True)
 PRODUCT = gemm_case("unaligned", 40, 136, 72, F16, trans_b=True)
-WIDE = ("attention_forward", "attention_backward_dq", "gemm_f16_nt_small")
+EXPERTS = grouped_case("forward", "unaligned", (9, 3, 2, 40, 72), F16, weight=F16)
+DECODED = grouped_case("forward", "unaligned", (9, 3, 2, 40, 64), F16, format="nf4", dtype=F16)
+GRADIENT = grouped_case("weight_grad", "unaligned", (9, 3, 2, 36, 40), F16)
+WIDE = (
+    "attention_forward",
+    "attention_backward_dq",
+    "gemm_f16_nt_small",
+    "grouped_f16_nt",
+    "grouped_nf4_f16_nt",
+    "grouped_grad_mix",
+)
 
 
 def shifted(device: Any, host: np.ndarray) -> Any:
@@ -28,7 +39,10 @@ def shifted(device: Any, host: np.ndarray) -> Any:
 
 @pytest.mark.parametrize(
     ("case", "which"),
-    [(FORWARD, n) for n in "qkv"] + [(BACKWARD, n) for n in ("q", "k", "v", "do", "o")] + [(PRODUCT, n) for n in "ab"],
+    [(FORWARD, n) for n in "qkv"]
+    + [(BACKWARD, n) for n in ("q", "k", "v", "do", "o")]
+    + [(PRODUCT, n) for n in "ab"]
+    + [(EXPERTS, "x"), (EXPERTS, "weight"), (DECODED, "x"), (GRADIENT, "dy"), (GRADIENT, "x")],
     ids=lambda x: x if isinstance(x, str) else x.name,
 )
 def test_a_misaligned_array_takes_the_narrow_kernels(
