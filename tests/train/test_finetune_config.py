@@ -7,17 +7,20 @@ import dataclasses
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import build_parser, main
+from wgrad.train.options import options as options_module
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.input_options import PROJECTIONS
 from wgrad.train.options.options import field_type, fixed_options, flag
+from wgrad.train.options.push_config import PushConfig
 from wgrad.train.options.resolve import resolve_config
 
 NEEDED: dict[str, Any] = {"model": "m", "data": ("d",), "out": "o"}
@@ -81,6 +84,23 @@ def test_every_option_of_the_command_is_there() -> None:
 def test_nothing_given_is_the_defaults() -> None:
     assert needed() == FinetuneConfig(**NEEDED)
     assert RunOptions().target_modules == PROJECTIONS and len(PROJECTIONS) == 7
+
+
+def test_valid_defaults_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default that breaks its rule, as that of --repo, is refused in every call."""
+    valid = options_module._valid_defaults(RunOptions)
+    assert len(valid) > 60 and {"lora_r", "seed", "target_modules"} <= valid
+    monkeypatch.setattr(options_module, "_convert", convert := Mock(wraps=options_module._convert))
+    given: dict[str, Any] = {"lora_r": "3", "seed": 9}
+    copied = dataclasses.replace(RunOptions(**given), max_length=70)
+    looked_at = {call.args[0].name for call in convert.call_args_list}
+    assert looked_at - {"lora_r", "seed", "max_length"} == {f.name for f in dataclasses.fields(RunOptions)} - valid
+    assert (copied.lora_r, copied.seed, copied.max_length) == (3, 9, 70)
+    for _ in range(2):
+        with pytest.raises(WgradError, match="^--repo: must be OWNER/NAME"):
+            PushConfig()
+        with pytest.raises(WgradError, match="^--lora-r: must be at least 1; got 0"):
+            RunOptions(lora_r=0)
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(FinetuneConfig), ids=lambda f: f.name)

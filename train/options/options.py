@@ -25,7 +25,7 @@ import msgspec
 from wgrad.device.errors import WgradError
 from wgrad.device.shown import short
 from wgrad.train.files.input_files import expand_path
-from wgrad.train.options.former_names import current_name
+from wgrad.train.options.former_names import FORMER, current_name
 from wgrad.train.options.option_names import did_you_mean
 from wgrad.train.options.option_text import check_text
 
@@ -101,6 +101,8 @@ class _TakesFormerNames(type):
 
     def __call__(cls, *given: Any, **named: Any) -> Any:
         """Create the options, by current or former names."""
+        if FORMER.keys().isdisjoint(named):
+            return super().__call__(*given, **named)
         names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
         now = {current_name(name, names): value for name, value in named.items()}
         # If both names of an option are given, the former one is passed on and refused as unknown.
@@ -117,10 +119,13 @@ class Options(metaclass=_TakesFormerNames):
         cls.hints = {name: _plain(hint) for name, hint in typing.get_type_hints(cls).items()}
 
     def __post_init__(self) -> None:
+        valid = _valid_defaults(type(self))
         for field in dataclasses.fields(self):
-            value = _convert(field, self.hints[field.name], getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
-            _check(field, value)
+            given = getattr(self, field.name)
+            if given is not field.default or field.name not in valid:
+                value = _convert(field, self.hints[field.name], given)
+                object.__setattr__(self, field.name, value)
+                _check(field, value)
 
     def require(self, where: str = "") -> None:
         """Raise WgradError if a required option is empty. where: another place to give it."""
@@ -132,6 +137,22 @@ class Options(metaclass=_TakesFormerNames):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values by field name, in the order of declaration. Tuples become lists."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+@functools.cache
+def _valid_defaults(kind: type[Options]) -> frozenset[str]:
+    """Return the fields whose default is valid as it is. It is not looked at again: planning copies options thousands
+    of times."""
+
+    def is_valid(field: dataclasses.Field[Any]) -> bool:
+        try:
+            value = _convert(field, kind.hints[field.name], field.default)
+            _check(field, value)
+        except WgradError:
+            return False
+        return type(value) is type(field.default) and bool(value == field.default)
+
+    return frozenset(field.name for field in dataclasses.fields(kind) if is_valid(field))
 
 
 def fixed_options(kind: type[Options]) -> list[dataclasses.Field[Any]]:
