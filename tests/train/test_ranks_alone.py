@@ -19,6 +19,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.ranks import keeper, launch, start
 from wgrad.train.ranks.deal import deal, even_shares
 from wgrad.train.ranks.devices import device_of_rank
+from wgrad.train.ranks.polls import poll_pause
 from wgrad.train.ranks.shares import EVERY, MEASURED, SKIPPED, Shares
 from wgrad.train.ranks.world import Member, World
 from wgrad.train.run import recovery
@@ -162,6 +163,14 @@ def test_ranks_that_never_count_enough_losses_are_not_started_for_ever(
     monkeypatch.setattr("wgrad.train.output.checkpoints.Checkpoints.last_step", lambda self: 6)
     assert main(words) == 2 and len(started.words) == recovery.MOST
     assert "the device was lost 3 times since step 6 was saved, and no later one was: " in capsys.readouterr().err
+
+
+def test_a_long_wait_polls_less_often_and_is_hardly_longer() -> None:
+    assert [poll_pause(waited) for waited in (0.0, 0.001, 0.1, 30.0)] == [2e-5, 2e-5, 5e-4, 0.002]
+    waited, polls = 0.0, 0
+    while waited < 3.0:
+        waited, polls = waited + poll_pause(waited), polls + 1
+    assert waited < 3.0 * 1.005 and polls < 3000, polls
 
 
 # ---- shares by speed ---------------------------------------------------------------------------------------

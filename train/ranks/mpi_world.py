@@ -35,6 +35,7 @@ from wgrad.device.errors import DeviceLost  # noqa: E402
 from wgrad.device.openblas import share_cores  # noqa: E402
 from wgrad.train.ranks.all_reduce import AllReduce, Between, Request  # noqa: E402
 from wgrad.train.ranks.host_memory import HostMemory, Segment, nbytes, open_segment, private_memory  # noqa: E402
+from wgrad.train.ranks.polls import POLL, poll_pause  # noqa: E402
 from wgrad.train.ranks.world import Member, PeerLost, RankFailure, RanksLost, RanksSilent, World  # noqa: E402
 from wgrad.train.terminal.ending import ending_of, one_line  # noqa: E402
 
@@ -45,8 +46,7 @@ FILE_LIMIT = 300.0  # for the first rank to write files between steps
 STEP_LIMIT = 50.0  # within steps, in addition to ten times the longest wait so far
 FIRST_STEP_LIMIT = 600.0  # the first step may compile, and it is not known yet how uneven the ranks are
 SPIN = 0.002  # time in which a wait polls without a pause
-PAUSE = 0.0002  # time between polls after that
-POLL = 2e-5  # time between polls while data is transferred, which MPI advances only when it is polled
+PAUSE = 0.0002  # time between polls after that, at first
 LEADERS_LIMIT = 60.0  # for MPI to make a communicator
 _END = 10.0  # for MPI to finalize
 _MEMORY = "the memory that ranks share"
@@ -130,7 +130,7 @@ class MpiWorld(World):
             if heed and self._alarmed():
                 self._kept.append(request)
                 raise _Alarm
-            time.sleep(pause if waited > SPIN else 0)
+            time.sleep(max(pause, poll_pause(waited)) if waited > SPIN else 0)
         return time.monotonic() - begun
 
     def _alarmed(self) -> bool:
@@ -335,7 +335,7 @@ class MpiWorld(World):
                 raise MPI.Exception(MPI.ERR_OTHER)
         if self._alarmed():
             raise _Alarm
-        time.sleep(POLL)
+        time.sleep(poll_pause(waited))
 
     def came(self, waited: float) -> None:
         self._longest = max(self._longest, waited, 1e-3)
