@@ -257,7 +257,7 @@ def test_the_sample_lines_are_data(workshop: Path) -> None:
 STARTS_A_SERVER = {"watch", "serve", "studio"}
 SHORTER = {
     "finetune": "--device cpu --max-steps 2 --batch-size 2 --gradient-accumulation-steps "
-    "1 --max-length 64 --lora-r 2 --eval-tokens 64",
+    "1 --max-length 64 --lora-r 2 --eval-tokens 64 --no-sample",
     "generate": "--device cpu --max-new-tokens 2",
     "chat": "--device cpu --max-new-tokens 2 --context 128",
     "merge": "--device cpu --no-compare",

@@ -228,7 +228,7 @@ def test_as_few_layers_are_offloaded_as_fit(make_checkpoint: Any, card: Any, str
         assert f" --offload-activations {number}" in said if number else "--offload" not in said
         if number:
             assert fit.plan(offload_activations=number - 1) is None
-        for given in (True, 5):
+        for given in (True, 5) if number == 2 else ():
             asked = replace(fit, config=replace(fit.config, offload_activations=given))
             assert asked.choose([1]).config.offload_activations is given
         limit -= STREAM * 64 // 63
@@ -672,7 +672,7 @@ def test_a_run_offloads_as_few_layers_as_were_planned_and_goes_on_with_others(
 ) -> None:
     """The result has the bits of a run that offloads none."""
     choose_card(monkeypatch)
-    folder, data = make_checkpoint(num_hidden_layers=5), tmp_path / "data.txt"
+    folder, data = make_checkpoint(num_hidden_layers=4), tmp_path / "data.txt"
     data.write_text("\n".join(f"{n} and {n * n}." for n in range(200)))
     shape = ["--model", folder, "--lora-r", 4, "--max-length", 256, "--batch-size", 1]
     shape += ["--gradient-accumulation-steps", 1, "--compute", "float32", "--stream-weights", "off"]

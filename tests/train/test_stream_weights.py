@@ -300,7 +300,7 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
     """A resumed run does so even with more memory. It says so and takes what was planned, to the same bits."""
 
     choose_card(monkeypatch)
-    folder = make_checkpoint(num_hidden_layers=12, hidden_size=96, intermediate_size=256, head_dim=24)
+    folder = make_checkpoint(num_hidden_layers=8, hidden_size=96, intermediate_size=256, head_dim=24)
     model, data = load_model_config(folder), tmp_path / "data.txt"
     data.write_text("\n".join(f"{n} and {n * n}." for n in range(200)))
     given: dict[str, Any] = {"target_modules": ("q_proj",), "lora_r": 1, "max_length": 32, "batch_size": 1}
@@ -320,11 +320,11 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
         assert cli.main([*map(str, [*given_words, "--out", tmp_path / "out", "--max-steps", steps, *more])]) == 0
         (line,) = [text for text in capsys.readouterr().out.splitlines() if "layers stay on the device" in text]
         found.append(int(line.split("those of ")[1].split()[0]))
-        assert f"weights: those of {found[0]} of 12 layers stay on the device; activations: those of no layer" in line
+        assert f"weights: those of {found[0]} of 8 layers stay on the device; activations: those of no layer" in line
         peaks.append(json.loads((tmp_path / "out" / "results.json").read_text())["peak_bytes"])
         assert streamed.peak_bytes < peaks[-1] <= limit
     info = json.loads((tmp_path / "out" / "checkpoints" / "step-3" / "trainer.json").read_text())
-    assert 1 <= found[0] <= 9 and found[1] == found[0] == info["mode"]["resident_layers"]
+    assert 1 <= found[0] <= 5 and found[1] == found[0] == info["mode"]["resident_layers"]
     plan = plan_run(replace(config, **info["mode"], memory_limit=str(limit)), model, folder, discrete_sibling(), 1)
     assert plan is not None
     assert peaks[0] == pytest.approx(plan.peak_bytes, rel=0.05)
@@ -337,7 +337,7 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
     assert with_layers >= least
     described_as = {**described(plan, model), "limit_bytes": None, "lacks": [], "curve": []}
     said = table(described_as, plan, model)
-    assert f", weights of {found[0]} of 12 layers on the device:" in said and "read for a new token" in said
+    assert f", weights of {found[0]} of 8 layers on the device:" in said and "read for a new token" in said
     whole = [*given_words, "--out", tmp_path / "whole", "--max-steps", 3, "--gradient-checkpointing"]
     assert cli.main([*map(str, whole)]) == 0
     adapters = [(tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("out", "whole")]
