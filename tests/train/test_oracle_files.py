@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.tools import oracle_package
-from tests.train.conftest import distance
+from tests.train.conftest import distance, tiny_config
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
@@ -368,6 +368,18 @@ def test_contradictory_numbers_of_experts_are_read_as_in_transformers() -> None:
                 different += [] if experts.count == wanted else [(architecture, pair, experts.count, wanted)]
     assert different == []
     assert compared > 80
+
+
+def test_other_names_of_keys_are_read_as_in_transformers() -> None:
+    compared = 0
+    for architecture, family in FAMILIES.items():
+        for other, key in transformers.CONFIG_MAPPING[family.model_type].attribute_map.items():
+            raw = tiny_config(architecture)
+            if type(value := raw.pop(key, None)) is int:
+                wanted = parse_model_config(raw | {key: value})
+                assert parse_model_config(raw | {other: value}) == wanted, (architecture, other)
+                compared += 1
+    assert compared > 15
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

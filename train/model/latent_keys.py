@@ -178,6 +178,8 @@ class DeepseekV3File(ScoredFile, kw_only=True):
 
 
 class Glm4MoeLiteFile(ScoredFile, kw_only=True):
+    """Keys of GLM-4.7-Flash. head_dim replaces qk_rope_head_dim, as in transformers."""
+
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "scoring_func": (None, "sigmoid"),
         "topk_method": (None, "noaux_tc"),
@@ -210,6 +212,7 @@ class Glm4MoeLiteFile(ScoredFile, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.qk_rope_head_dim = self.head_dim or self.qk_rope_head_dim
         _check(self)
         check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
 

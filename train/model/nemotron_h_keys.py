@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from wgrad.device.contract import MAX_KEY_DIM
 from wgrad.train.model.config_file import AtLeast0, ConfigFile, Count, Epsilon, Positions, Vocabulary, Width
-from wgrad.train.model.expert_keys import ChosenCount
+from wgrad.train.model.expert_keys import ChosenCount, ExpertCount
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
 from wgrad.train.model.scored_keys import check_groups
@@ -22,7 +22,7 @@ class NemotronHFile(ConfigFile, kw_only=True):
     """Keys of Nemotron-H and Nemotron 3.
 
     hybrid_override_pattern has a letter for the kind of each layer; layers_block_type and layer_types have names.
-    num_hidden_layers is their length.
+    num_hidden_layers is their length. num_local_experts replaces n_routed_experts, as in transformers.
     """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -52,7 +52,8 @@ class NemotronHFile(ConfigFile, kw_only=True):
     conv_kernel: Annotated[int, Meta(ge=1, le=8)] = 4
     use_conv_bias: bool = True
     time_step_min: AtLeast0 = 0.001
-    n_routed_experts: Annotated[int, Meta(ge=1, le=1024)] = 8
+    n_routed_experts: ExpertCount = 8
+    num_local_experts: ExpertCount | None = None
     num_experts_per_tok: ChosenCount = 2
     moe_intermediate_size: Width = 7688
     moe_shared_expert_intermediate_size: Width = 7688
@@ -64,6 +65,8 @@ class NemotronHFile(ConfigFile, kw_only=True):
 
     def __post_init__(self) -> None:
         self.num_hidden_layers = len(self.kinds)
+        if self.num_local_experts is not None:
+            self.n_routed_experts = self.num_local_experts
         if "moe" in self.kinds:
             check_groups(self.n_routed_experts, self.n_group, self.topk_group, self.num_experts_per_tok)
         if self.mamba_num_heads % self.n_groups:
