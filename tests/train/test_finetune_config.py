@@ -354,7 +354,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ("learning_rate: -1", "", "learning_rate: must be above 0; got -1"),
         ("lr_scheduler_type: cosin", "", "lr_scheduler_type: must be one of .* .did you mean cosine"),
         ("max_length: many", "", "max_length: expected a whole number, got 'many'"),
-        ("use_dora: true\nlora_dropout: 0.1", "", "lora_dropout: --use-dora is trained without"),
+        ("use_dora: true\nlora_dropout: 0.1", "", "lora_dropout: 0.1 cannot be combined with --use-dora"),
     ],
 )
 def test_a_message_names_the_file_that_the_value_came_from(tmp_path: Path, text: str, words: str, message: str) -> None:
