@@ -227,7 +227,7 @@ def test_a_folder_with_splits_gives_one(tokenizer: Tokenizer, tmp_path: Path, tr
         assert tokenizer.decode(load(f"{folder}:{split}", tokenizer).train[0].ids.tolist()) == "held out"
         data = load(folder, tokenizer, eval_data=str(folder))
         assert [tokenizer.decode(part[0].ids.tolist()) for part in (data.train, data.held_out)] == ["good", "held out"]
-        assert f"note: --data reads 1 file of the split {split} in {folder}" in " ".join(data.remarks)
+        assert f"note: --eval-data reads 1 file of the split {split} in {folder}" in " ".join(data.remarks)
 
 
 @pytest.mark.parametrize(
