@@ -413,7 +413,18 @@ def test_a_part_of_the_memory_stays_free() -> None:
     assumed = room_of(config, Told(None, 24 << 30))
     assert assumed.limit == 18 << 30 and "three quarters of the GPU's 24.00 GiB" in assumed.words
     assert room_of(config, Told(None, None)).limit is None
+    assert room_of(config, Told(0, 24 << 30)).limit == 0  # others have all of it
     assert room_of(RunOptions(vram="2GiB"), Told(1, 1)) == Room(2 << 30, "--vram")
+
+
+def test_a_gpu_without_free_memory_has_room_for_nothing(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choose_card(monkeypatch)
+    monkeypatch.setattr(type(discrete_sibling()), "free_memory", lambda self: 0)
+    found = planned(capsys, "--model", make_checkpoint(), "--lora-r", 4, "--max-length", 32, "--no-sample")
+    assert found["limit_bytes"] == 0 and found["peak_bytes"] > 0
+    assert {(entry["longest_seq_len"], entry["largest_batch_size"]) for entry in found["fits"]} == {(0, 0)}
 
 
 def test_an_array_larger_than_the_device_has_does_not_fit(make_checkpoint: Any, card: Any) -> None:

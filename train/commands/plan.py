@@ -79,7 +79,7 @@ def _plan(config: RunOptions, folder: Path, device: Device, run_device: str, dis
         found |= {"limit_bytes": limit, "fits": []}
         found["lacks"] = sorted(device.lacks)
         found["tokens_per_step"] = plan.config.tokens_per_step
-        if limit:
+        if limit is not None:
             least = replace(plan.config, keep_dequantized=config.keep_dequantized)
             fit = Fit(least, model_config, folder, device, PROMPT_TOKENS, limit)
             for number, mode in enumerate(modes(config, device)):
@@ -159,14 +159,14 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
     """Return the table for people. found: the JSON object."""
     config, recomputed, limit = plan.config, found["options"]["gradient_checkpointing"], found["limit_bytes"]
     mode = mode_of(config) | {"gradient_checkpointing": recomputed}
-    lines = [line(config, mode, limit)] if config.chooses_batch and limit else []
+    lines = [line(config, mode, limit)] if config.chooses_batch and limit is not None else []
     lines += _memory_lines(found, plan, model_config.num_hidden_layers)
     lines.append(f"{'speed against memory, by prediction':<78}{'at most':>12}{'speed':>16}")
     for point in found["curve"]:
         speed = point["tokens_per_second"]
         said = f"{100 * point['relative_speed']:.0f} %" if speed is None else f"{speed:,} tokens/s"
         lines.append(f"  {words(point):<76}{size(point['peak_bytes']):>12}{said:>16}")
-    if not limit:
+    if limit is None:
         lines.append("this device does not say how much memory it has: --vram SIZE tells what fits in so much")
         return "\n".join(lines)
     lines.append(

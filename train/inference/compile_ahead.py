@@ -65,7 +65,7 @@ def compile_ahead(
                     placing = Placing("on")
                 dry = run_dry(placing, limit)
             if dry is not None and placing == Placing("on") and not device.shared_memory:
-                most = limit or (free_room(device).limit if auto else None)
+                most = limit or (free_room(device).limit if auto else None) or None  # without room the driver decides
                 if most is not None:
                     search = _with_slots(placing, model, most, run_dry, rows) if model.experts and rows else None
                     placing, dry = search or _with_most_resident(placing, dry, model, most, run_dry)

@@ -108,9 +108,9 @@ def plan_as_run(
     config: RunOptions, model_config: ModelConfig, folder: str | os.PathLike[str], device: Device, prompt_tokens: int
 ) -> Plan | None:
     """Plan a run like `wgrad finetune` with these options, including its choices."""
-    limit = room_of(config, device).limit or 0
-    fit = Fit(config, model_config, folder, device, prompt_tokens, limit)
-    chosen = settle(config, fit, Room(limit or None, ""), World(), pinned=False)
+    room = room_of(config, device)
+    fit = Fit(config, model_config, folder, device, prompt_tokens, room.limit or 0)
+    chosen = settle(config, fit, room, World(), pinned=False)
     settled = replace(chosen.config, **chosen.mode)
     return chosen.plan or plan_run(settled, model_config, folder, device, prompt_tokens)
 

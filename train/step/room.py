@@ -31,7 +31,7 @@ def room_of(config: RunOptions, device: Device) -> Room:
 
 def free_room(device: Device) -> Room:
     """Return the memory that a command without a limit may use."""
-    if free := device.free_memory():
+    if (free := device.free_memory()) is not None:
         reserve = free // _RESERVE
         return Room(free - reserve, f"free, less a reserve of {size(reserve)}")
     if device.shared_memory:
