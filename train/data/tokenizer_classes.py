@@ -27,8 +27,8 @@ _REGISTERED = {
         "GPTNeoX": "mamba2 olmo olmoe",
         "Gemma": "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text",
         "Llama": "idefics2",
-        "Qwen2": """internvl lighton_ocr ovis2 qianfan_ocr qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe
-            qwen3_next qwen3_vl qwen3_vl_moe""",
+        "Qwen2": """internvl lighton_ocr ovis2 qianfan_ocr qwen2 qwen2_5_omni qwen2_5_vl qwen2_moe qwen2_vl qwen3
+            qwen3_moe qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe""",
         "Qwen3_5": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text",
         "": """ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe granite granitemoe
             granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder kimi_k25 llava llava_next minicpm3
