@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.autograd import norms
+from tests.wgsl.conftest import NARROW_BYTES
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.norm.norm import lanes_of_row
@@ -112,6 +113,25 @@ def test_rope_in_windows_is_within_the_limits(shape, dtype, wgpu_device, narrow,
                 },
                 inputs,
             )
+
+
+def test_split_and_joined_rope_in_windows_is_within_the_limits(narrow, compare, rng) -> None:
+    tokens, heads, kv_heads, width = 131, 3, 2, 24
+    angle = rng.uniform(-3, 3, (53, width // 2))
+    sizes = {"q": heads, "k": kv_heads, "v": kv_heads}
+    inputs = {name: rng.standard_normal((tokens, count, width)).astype(F32) for name, count in sizes.items()}
+    inputs["qkv"] = rng.standard_normal((tokens, sum(sizes.values()) * width)).astype(F32)
+    assert inputs["qkv"].nbytes > NARROW_BYTES
+    inputs |= {"cos": np.cos(angle).astype(F32), "sin": np.sin(angle).astype(F32)}
+    inputs["positions"] = rng.integers(0, 53, tokens).astype(np.int32)
+
+    def both(d, a):
+        tables = (a["cos"], a["sin"], a["positions"])
+        joined = d.rope_split_backward(a["q"], a["k"], a["v"], *tables, interleaved=False)
+        apart = d.rope_split(a["qkv"], *tables, heads=heads, kv_heads=kv_heads, interleaved=False)
+        return {"qkv": joined, **dict(zip("qkv", apart))}
+
+    compare(narrow, both, inputs)
 
 
 @pytest.mark.parametrize("shape", [(301, 64), (130, 123), (5, 5001)], ids=str)
