@@ -223,9 +223,10 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/wgsl/test_norm.py::test_norms_in_windows_are_within_the_limits": InTurn(),
     "tests/wgsl/test_norm.py::test_rope_in_windows_is_within_the_limits": InTurn(),
     "tests/wgsl/test_submission_queue.py::test_a_program_may_end_at_any_time": Without("_exit|SystemExit"),
-    # The gradient of the delta rule in float16: test_workgroup_memory.py has it on tensor cores.
+    # The gradient of the delta rule in float16: test_workgroup_memory.py has it on tensor cores. And a mean far from
+    # zero: float16's limit hides how it was rounded.
     "tests/wgsl/test_memory_ops.py::test_cases_are_within_their_limits": Variants(
-        without=r"\[delta_rule_backward/.*float16"
+        without=r"\[(delta_rule_backward|layer_norm\w*/mean 1000)/.*float16"
     ),
     # HIP: operators keep all cases on one architecture, since these kill mutants.
     "tests/hip/test_access_counts.py::test_counts_are_those_of_the_table": Without(
