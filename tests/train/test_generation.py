@@ -230,11 +230,11 @@ def test_chat_without_a_template_is_one_line(make_checkpoint: Any, capsys: Any) 
 def test_what_a_user_should_know_of_the_files_is_said(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    """A head that is not the embedding it is said to be, and an adapter that changes nothing: by both commands."""
+    """A head that is not the embedding it is said to be, and an adapter of another model that changes nothing."""
     folder = make_checkpoint(tie_word_embeddings=False)
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
-    save_adapter(tmp_path / "adapter", LoraConfig(r=2, alpha=0.0), zeros_for(folder), str(folder))
+    save_adapter(tmp_path / "adapter", LoraConfig(r=2, alpha=0.0), zeros_for(folder), "another/base")
     options = ["--model", str(folder), "--adapter", str(tmp_path / "adapter")]
     status, _, err = run(capsys, *options, "--prompt", "all that")
     train = ["finetune", *options, "--data", str(text_data), "--out", str(tmp_path / "out"), "--device", "cpu"]
@@ -242,6 +242,7 @@ def test_what_a_user_should_know_of_the_files_is_said(
     for said in (err, capsys.readouterr().out):
         assert "note: config.json ties the head to the embedding, but lm_head.weight has other values" in said
         assert "note: lora_alpha of the adapter is 0: its scale is 0, so it changes nothing" in said
+        assert f"note: the adapter names another/base as its base model, not {folder}: the result is right" in said
 
 
 def zeros_for(folder: Path) -> dict[str, np.ndarray]:

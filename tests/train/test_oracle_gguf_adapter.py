@@ -115,9 +115,11 @@ def test_an_adapter_in_float16_is_near_and_refused_beyond_its_range(adapted: Any
     before = out.read_bytes()
     large = LoraConfig(r=6, alpha=9.0)
     arrays = random_adapter(large, linear_modules(load_model_config(tmp_path / "model")))
-    save_adapter(adapter, large, {name: value * np.float32(1e6) for name, value in arrays.items()}, "model")
+    save_adapter(adapter, large, {name: value * np.float32(1e6) for name, value in arrays.items()}, "another/base")
     assert main([*command, "--model", str(tmp_path / "model")]) == 2
-    assert "more than float16 holds: use float32" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "more than float16 holds: use float32" in said
+    assert said.startswith("note: the adapter names another/base as its base model, not ")
     assert out.read_bytes() == before
 
 

@@ -418,9 +418,12 @@ def test_a_base_keeps_its_own_template(make_tokenizer: Any) -> None:
 def test_a_note_about_several_adapters_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = make_model(tmp_path / "plain")
     adapters = tuple(str(make_adapter(tmp_path / name, base)) for name in ("a ö", "b"))
-    with serving(model=str(base), adapter=adapters, chat_template="chatml"):
+    other = base.rename(tmp_path / "moved")
+    with serving(model=str(other), adapter=adapters, chat_template="chatml"):
         notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: a ö")]
-    assert len(notes) == 1 and notes[0].startswith("note: a ö, b: --chat-template chatml ends the assistant's turn")
+    assert len(notes) == 2
+    assert notes[0].startswith(f"note: a ö, b: the adapter names {base} as its base model, not {other}: the result")
+    assert notes[1].startswith("note: a ö, b: --chat-template chatml ends the assistant's turn")
 
 
 def test_wrong_paths_types_and_sizes_are_refused(client: Client) -> None:

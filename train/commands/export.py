@@ -16,7 +16,7 @@ from wgrad.train.model.gguf_adapter import is_gguf_adapter, save_gguf_adapter
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import expert_modules, linear_modules
 from wgrad.train.options.export_config import ExportConfig
-from wgrad.train.step.find_model import base_name, find_base
+from wgrad.train.step.find_model import base_name, find_base, other_base
 from wgrad.train.terminal.output import say
 
 
@@ -33,7 +33,7 @@ def run_export(args: ExportConfig) -> int:
     folder = find_base(args.model, args.adapter, weights=False)
     config = load_model_config(folder)
     lora, arrays = load_adapter(args.adapter, linear_modules(config), experts=expert_modules(config))
-    if note := adapter_note(lora):
+    for note in filter(None, (other_base(args.model, args.adapter), adapter_note(lora))):
         say(f"note: {note}", "stderr")
     if note := _tokenizer_note(folder, args.adapter):
         say(f"note: {note}; a GGUF adapter carries no tokenizer: wgrad merge --format gguf writes it", "stderr")

@@ -26,6 +26,7 @@ from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model import Model
 from wgrad.train.options.serve_config import CACHE_SEQUENCES, ServeConfig
 from wgrad.train.step.build import count_parameters
+from wgrad.train.step.find_model import other_base
 from wgrad.train.terminal.interrupts import end_at_signals
 from wgrad.train.terminal.output import harmless, say
 
@@ -88,7 +89,8 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
     remarks: dict[str, list[str]] = {}  # each with the adapters that it is about
     for name, adapter in adapters.items():
         tokenizers[name], note = open_tokenizer(opened.folder, adapter, opened.config.vocab_size)
-        for remark in (note, use_chat_template(tokenizers[name], args.chat_template)):
+        told = use_chat_template(tokenizers[name], args.chat_template)
+        for remark in (other_base(args.model, adapter), note, told):
             if remark:
                 remarks.setdefault(remark, []).append(name)
     for remark, names in remarks.items():

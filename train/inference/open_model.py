@@ -24,7 +24,7 @@ from wgrad.train.options.model_options import DEFAULT_CONTEXT, LoadOptions
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.step.build import build_frozen
 from wgrad.train.step.compute import choose_compute, compute_type
-from wgrad.train.step.find_model import find_base
+from wgrad.train.step.find_model import find_base, other_base
 from wgrad.train.step.memory import hold_to_limit
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
@@ -69,7 +69,7 @@ def open_model(args: Args, silent: bool = False, needs: Needs | None = None) -> 
     config = load_model_config(folder)
     own = None if isinstance(args, ServeConfig) else args.adapter  # each model of a server has its own
     tokenizer, note = open_tokenizer(folder, own, config.vocab_size)
-    for remark in (note, use_chat_template(tokenizer, args.chat_template)):
+    for remark in (other_base(args.model, own), note, use_chat_template(tokenizer, args.chat_template)):
         if remark:
             display.say(f"note: {remark}")
     files, config, head_note = open_files(folder, config)

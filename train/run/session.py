@@ -38,7 +38,7 @@ from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.schedule import few_steps, long_warmup
 from wgrad.train.step.checked import fault_notes
 from wgrad.train.step.compute import choose_compute, common_compute, round_products
-from wgrad.train.step.find_model import find_model
+from wgrad.train.step.find_model import find_model, other_base
 from wgrad.train.step.memory import hold_to_limit
 from wgrad.train.step.room import room_of
 from wgrad.train.terminal.progress import Display
@@ -103,7 +103,7 @@ def open_session(
     tokenizer, note = open_tokenizer(folder, config.adapter, model_config.vocab_size)
     kept = Path(config.out, TEMPLATE_FILE) if resumed else None
     told = use_chat_template(tokenizer, config.chat_template, kept)
-    for remark in (note, told, *_not_applied(config, model_config)):
+    for remark in (other_base(config.model, config.adapter), note, told, *_not_applied(config, model_config)):
         if remark:
             display.say(f"note: {remark}")
     # A missing or damaged shard is reported before the data is tokenized.

@@ -71,12 +71,12 @@ def base_name(model: str | None, adapter: str) -> str:
     return one_line(model or base_of_adapter(adapter))
 
 
-def other_base(model: str | None, adapter: str) -> str:
+def other_base(model: str | None, adapter: str | None) -> str:
     """Return a note on an adapter that names another base model than `model`, or "".
 
     A model into which the adapter has been merged already is another one, too.
     """
-    if not model:
+    if not model or not adapter:
         return ""
     try:
         named = base_of_adapter(adapter)
