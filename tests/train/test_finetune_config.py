@@ -103,6 +103,17 @@ def test_valid_defaults_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> N
             RunOptions(lora_r=0)
 
 
+def test_a_default_of_another_type_is_converted() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Shares(options_module.Options):
+        whole: float = options_module.option(1, "an integer as the default")
+        half: float = options_module.option(0.5, "its own type")
+
+    assert [type(shares.whole) for shares in (Shares(), Shares(whole=1))] == [float, float]
+    assert type(RunOptions(lora_alpha=int(RunOptions().lora_alpha)).lora_alpha) is float  # equal to the default
+    assert options_module._valid_defaults(Shares) == {"half"}
+
+
 @pytest.mark.parametrize("field", dataclasses.fields(FinetuneConfig), ids=lambda f: f.name)
 def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.Field, tmp_path: Path) -> None:
     value, beside = another(field), BESIDE.get(field.name, {})

@@ -91,16 +91,20 @@ def _every(name: str) -> Convert:
     return convert
 
 
-def _warmup(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+def _warmup(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     number = _number(value)
+    if number and "constant" in (values.get("lr_scheduler"), values.get("lr_scheduler_type")):
+        raise Left("transformers' schedule 'constant' has no warm-up: constant_with_warmup has one")
     return {"warmup_steps": number if number < 1 else int(number)}
 
 
 def _warmup_ratio(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {} if values.get("warmup_steps") else {"warmup_steps": _number(value)}
+    return {} if values.get("warmup_steps") else _warmup(value, values)
 
 
 def _scheduler(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    if value == "constant":
+        return {"lr_scheduler_type": value, "warmup_steps": 0}
     name = {"constant_with_warmup": "constant"}.get(str(value), value)
     if name not in get_args(Schedule):
         nearest = "cosine" if "cosine" in str(value) else "linear"
