@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from wgrad.autograd.reference import ReferenceDevice
+
 SIZES = range(64, 73)
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 
@@ -54,6 +56,22 @@ def test_a_bias_goes_on_from_row_to_row(hip_device: Any, columns: int) -> None:
     np.testing.assert_array_equal(
         hip_device.download(hip_device.bias(hip_device.upload(x), hip_device.upload(b))), x + b
     )
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+def test_norms_of_rows_that_start_within_an_access(hip_device: Any, op: str) -> None:
+    """Every other row of 12 float16 starts at 8 bytes of the 16 that an aligned row is read by."""
+    x, weight, bias = numbers(36, np.float16).reshape(3, 12), numbers(12, np.float32), numbers(13, np.float32)[1:]
+    terms = (weight,) if op == "rms_norm" else (weight, bias)
+
+    def results(device: Any) -> list[np.ndarray]:
+        arrays = [device.upload(a) for a in (x, *terms)]
+        made = getattr(device, op)(*arrays, 1e-5)
+        back = getattr(device, f"{op}_backward")(device.upload(x[::-1].copy()), *arrays[:2], *made[1:])
+        return [np.asarray(device.download(a), np.float64) for a in (*made, *back)]
+
+    for found, wanted in zip(results(hip_device), results(ReferenceDevice()), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("architecture", ["gfx942"])
