@@ -96,6 +96,8 @@ def _round(format: str, rows: int, columns: int) -> Case:
         w *= np.exp2(rng.integers(-6, 3, (rows, 1))).astype(F32)
         w[0, :32], w[1], w[4] = 0, 1e-20 * w[1], np.abs(w[4]) + 0.1
         w[2, [5, 9]], w[3, [4, 6]] = (40, -40), (-40, 40)  # of equal magnitudes, the first counts
+        w[1, 0] = 1e-14  # large enough for Q6_K to try scales, which are too small
+        w[5:15] = -rng.random((10, columns))  # of some, Q4_K takes the last scale that it tries
         kind = formats()[format]
         return {"w": w, "out": kind.quantize(np.zeros(w.shape, F32))}
 
