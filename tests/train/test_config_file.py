@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.decode import parse_json
 from wgrad.train.inference.generation import check_positions
+from wgrad.train.inference.open_model import context_of
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_config import load_model_config, parse_model_config
@@ -29,9 +31,10 @@ from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.multimodal import MULTIMODAL
 from wgrad.train.model.rope_scaling import ROPE_TYPES, rope_tables
 from wgrad.train.model.save_model import save_description
-from wgrad.train.model.weights import layer_flops, weight_specs
+from wgrad.train.model.weights import layer_flops, used_weights, weight_specs
 from wgrad.train.options.finetune_config import FinetuneConfig
-from wgrad.train.run.session import open_session
+from wgrad.train.plan.fit import Fit
+from wgrad.train.run.session import beyond_positions, open_session
 
 Config = Callable[..., dict[str, Any]]
 
@@ -109,6 +112,17 @@ def test_hostile_values_are_refused_in_every_family(make_config: Config) -> None
             assert list(weight_specs(config)) and linear_modules(config) and layer_flops(config, 64) > 0
             accepted += 1
     assert accepted > 3000
+
+
+def test_a_token_is_multiplied_with_experts_of_the_width_of_latents() -> None:
+    plain, latent = (
+        parse_model_config(tiny_config("NemotronHForCausalLM", hybrid_override_pattern="EM", moe_latent_size=size))
+        for size in (None, 22)
+    )
+    assert plain.experts and latent.experts and latent.hidden_size != 22
+    chosen = 2 * plain.experts.chosen * plain.experts.width  # rows of up and columns of down
+    into_and_back = 2 * 22 * latent.hidden_size
+    assert used_weights(latent) - used_weights(plain) == chosen * (22 - latent.hidden_size) + into_and_back
 
 
 # Keys that no family builds, or this one does not, with values that ask for them.
@@ -319,6 +333,14 @@ def test_dynamic_scaling_reads_beyond_the_positions_of_training(
     check_positions(range(positions - 4), 4, config, "--max-new-tokens")
     with pytest.raises(WgradError, match=f"at most the {positions} positions"):
         check_positions(range(positions - 4), 5, config, "--max-new-tokens")
+    opened: Any = SimpleNamespace(config=config, args=SimpleNamespace(context=positions))
+    assert context_of(opened) == positions and not beyond_positions(positions, config)
+    opened.args.context += 1
+    with pytest.raises(WgradError, match=f"^--context: must be at most the {positions} positions"):
+        context_of(opened)
+    assert f"is beyond the {positions} positions" in beyond_positions(positions + 1, config)
+    fits: Any = SimpleNamespace(model_config=config, _foreseen=lambda options, steps: steps)
+    assert Fit.longest_rows(fits, {}) == positions
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
