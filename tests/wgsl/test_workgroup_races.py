@@ -39,7 +39,7 @@ _QUICK = [
     *("attention_decode", "decoding_sample", "delta_rule_step", "moe_combine", "moe_group", "moe_place", "moe_route"),
     *("norm_layer", "norm_rms", "quantize_decode", "quantize_nf4", "reduce_rows", "round_q6_k", "softmax", "ssd_step"),
 ]
-# `make test` has a sum in rounds, a tile that is used again, and a scan; `make test-all` every shader.
+# `make test` has a tile that is used again, a scan, and a sum in rounds; `make test-all` has every shader.
 _SHADERS = [
     pytest.param(shader, marks=[] if shader in ("attention_decode", "moe_group", "reduce_rows") else pytest.mark.all)
     for shader in CASES
