@@ -1,10 +1,10 @@
-"""Values of users in errors, and whole numbers of users in texts."""
+"""Values of users in errors, whole numbers of users in texts, and numbers with their nouns."""
 
 from __future__ import annotations
 
 import pytest
 
-from wgrad.device.shown import short
+from wgrad.device.shown import counted, short
 from wgrad.device.whole_numbers import whole_number
 
 
@@ -27,3 +27,8 @@ def test_whole_number_refuses_other_texts(text: str) -> None:
 
 def test_whole_number_reads_digits() -> None:
     assert [whole_number(text) for text in ("0", "007", "9" * 18)] == [0, 7, 10**18 - 1]
+
+
+def test_a_number_has_its_noun() -> None:
+    assert [counted(number, "step") for number in (0, 1, 2, 1200)] == ["0 steps", "1 step", "2 steps", "1,200 steps"]
+    assert [counted(number, "copy", "copies") for number in (1, 2)] == ["1 copy", "2 copies"]
