@@ -91,7 +91,7 @@ def _experts(put: Callable[[np.ndarray], Any]) -> Cases:
         "combine": (lambda y, w, r: F.combine(y, w, groups, residual=r), ((10, 3), (5, 2), (5, 3))),
         "grouped_linear": (lambda x, w: F.grouped_linear(x, w, groups, alpha=0.3), ((10, 3), (4, 6, 3))),
         "grouped_linear gather": (
-            lambda x, w, a: F.grouped_linear(x, w, groups, gather=True, add=a),
+            lambda x, w, a: F.grouped_linear(x, w, groups, alpha=0.3, gather=True, add=a),
             ((5, 3), (4, 6, 3), (10, 6)),
         ),
     }
