@@ -123,10 +123,20 @@ def test_samples_lie_where_steps_have_their_arrays(
             return generate_ids(model, *args)
 
         monkeypatch.setattr(user, "generate_ids", noted)
+    calls: list[str] = []
+    for name in ("measure", "step"):
+        plain = getattr(Trainer, name)
+
+        def told(*args: Any, plain: Any = plain, name: str = name) -> Any:
+            calls.append(name)
+            return plain(*args)
+
+        monkeypatch.setattr(Trainer, name, told)
     words: list[Any] = ["finetune", "--model", make_checkpoint(), "--data", text_data, "--out", tmp_path / "out"]
-    words += ["--device", "wgpu", "--max-length", 21, "--lora-r", 2, "--max-steps", 2]
+    words += ["--device", "wgpu", "--max-length", 21, "--lora-r", 2, "--max-steps", 2, "--eval-fraction", 0.3]
     assert cli.main([*map(str, words)]) == 0
-    assert borrowed == {plan_module.__name__: [True], evaluation.__name__: [True, True]}
+    assert calls == ["measure", "step", "step", "measure"] * 2  # the order decides which blocks are free for what
+    assert borrowed == {plan_module.__name__: [True, True], evaluation.__name__: [True, True]}
 
 
 def test_activations_grow_with_tokens_and_shrink_with_checkpointing(make_checkpoint: Any, fresh: Any) -> None:

@@ -95,12 +95,10 @@ def load_streamed(
     path = _path(loader.files, double_quant, block_size) if kept else None
     known = path is not None and _read(path, layers, device, remarks)
     others, tables = _others(loader, device, contents, keep_head)
-    if (resident or slots) and not contents:  # resident layers are allocated one by one, as in a real run
-        _load(loader, layers, device, contents=False)
-    if contents and not known:
-        _load(loader, layers, device, progress)
-        if path is not None:
-            _write(path, layers, device, remarks)
+    if not known:
+        _load(loader, layers, device, progress, contents)
+    if path is not None and not known:
+        _write(path, layers, device, remarks)
     count = config.experts.count if config.experts else 0
     return StreamedWeights(device, others, tables, layers, experts, chosen_share(config), slots, count)
 

@@ -6,15 +6,17 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
-from wgrad.train.data.packing import Document, Example, Pair, Step, eval_batches
+from wgrad.train.data.packing import Batch, Document, Example, Pair, Step, eval_batches
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.streamed_weights import StreamedWeights
@@ -211,17 +213,23 @@ def _run_dry(
     document = Document(np.zeros(config.max_length, np.int32), np.ones(config.max_length, bool), label=1)
     example: Example = Pair(document, document) if config.objective_kind.records == "pairs" else document
     (batch,) = eval_batches([example] * config.batch_size, config)
+    _measure(built.model, trainer, batch, prompt_tokens, SAMPLE_TOKENS)  # first: steps then find its free blocks
     for index in range(2):
         trainer.step(Step(index, 0, [batch]), config.learning_rate)
         trainer.read_history()
-    trainer.evaluate([batch])
-    if config.sample:
-        with dry.borrowing():
-            for _ in generate_ids(built.model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY):
-                pass
+    _measure(built.model, trainer, batch, prompt_tokens, 3)  # the tokens after these take no other memory
     running = dry.memory().peak_bytes
     host, trained = dry.host_memory().peak_bytes, built.parameters.size
     sizes = held, running - held, max(loading, running), host, host_weights
     weights = built.model.weights
     token_bytes = weights.token_bytes if isinstance(weights, StreamedWeights) else 0
     return Plan(dry, *sizes, trained, config, trainer.dequantized, token_bytes)
+
+
+def _measure(model: Model, trainer: Trainer, batch: Batch, prompt_tokens: int, tokens: int) -> None:
+    """Evaluate and sample, as a run does before and after its steps. tokens: of the sample that are generated."""
+    trainer.evaluate([batch])
+    if trainer.config.sample:
+        with model.device.borrowing():
+            for _ in islice(generate_ids(model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY), tokens):
+                pass
