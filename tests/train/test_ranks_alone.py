@@ -166,11 +166,11 @@ def test_ranks_that_never_count_enough_losses_are_not_started_for_ever(
 
 
 def test_a_long_wait_polls_less_often_and_is_hardly_longer() -> None:
-    assert [poll_pause(waited) for waited in (0.0, 0.001, 0.1, 30.0)] == [2e-5, 2e-5, 5e-4, 0.002]
+    assert [poll_pause(waited) for waited in (0.0, 0.001, 0.1, 30.0)] == [2e-5, 2e-5, 5e-4, 5e-4]
     waited, polls = 0.0, 0
     while waited < 3.0:
         waited, polls = waited + poll_pause(waited), polls + 1
-    assert waited < 3.0 * 1.005 and polls < 3000, polls
+    assert waited < 3.0 * 1.005 and polls < 7000, polls
 
 
 # ---- shares by speed ---------------------------------------------------------------------------------------

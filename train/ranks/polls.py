@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 POLL = 2e-5  # seconds between polls while data is transferred, which MPI advances only when it is polled
-SLOWEST_POLL = 0.002  # the same in a long wait
+SLOWEST_POLL = 5e-4  # the same in a long wait
 
 
 def poll_pause(waited: float) -> float:
