@@ -57,7 +57,7 @@ def launched_by_training(device: Any, models: list[Path]) -> set[tuple[str, str]
         # Families differ in their operators, which take either 16 bits by one kernel.
         a_family = 0 < number < len(FAMILIES)
         for compute in COMPUTES[1 + number % 2 :][:1] if a_family else COMPUTES:
-            several = OPTIONS if model.name == "0" or "64" in model.name else OPTIONS[:1]
+            several = OPTIONS if number in (0, len(FAMILIES)) else OPTIONS[:1]
             for more in [*several, *(PREFERENCES if model.name == "0" else [])]:
                 options = {
                     "lora_r": 3,
