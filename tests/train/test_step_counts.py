@@ -202,7 +202,7 @@ def test_few_plans_find_what_streamed_experts_leave_on_the_device(
     scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Qwen3-30B-A3B with 12 layers: one layer more, or one input less offloaded, does not fit."""
-    shape, layers, limit, ran = replace(SHAPES["qwen3-30b-a3b"], layers=12), 12, 3 << 30, list[int]()
+    shape, layers, limit, ran = replace(SHAPES["qwen3-30b-a3b"], layers=12), 12, 3040 << 20, list[int]()
     scripts("bench_train").write_shape(shape, tmp_path)
     plain = fit.run_dry
 
@@ -217,7 +217,7 @@ def test_few_plans_find_what_streamed_experts_leave_on_the_device(
     )  # fmt: skip
     search = fit.Fit(config, parse_model_config(shape.config()), tmp_path, gpu_elsewhere(""), 24, limit)
     found = search.choose([1]).config
-    assert ran.count(layers) <= 7, ran  # 8 without what fewer layers tell
+    assert ran.count(layers) <= 8, ran  # 9 without what fewer layers tell
     resident, offloaded = found.resident_layers, found.offload_activations
     assert resident is not None and 0 < resident < layers and offloaded is not True and 0 < offloaded < layers - 1
     mode: dict[str, Any] = {"gradient_checkpointing": True}
