@@ -62,6 +62,15 @@ def their_base(folder: Path, dtype: Any = None) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, **options)
 
 
+def save_random_lora(model: Any, folder: Path) -> Any:
+    """Return a PEFT model whose LoRA matrices are now random, and save its adapter into a folder."""
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    return model
+
+
 def random_adapter(lora: LoraConfig, modules: dict[str, tuple[int, int]]) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(5)
     values = init_lora(lora_shapes(lora, modules), 0)

@@ -23,6 +23,7 @@ from tests.train.peft_oracle import (
     peft,
     random_adapter,
     random_ids,
+    save_random_lora,
     side_by_side,
     their_base,
     their_logits,
@@ -98,10 +99,7 @@ def test_we_load_peft_adapters(options: dict[str, Any], make_checkpoint: Any, de
     torch.manual_seed(0)
     settings = {"r": 6, "lora_alpha": 11, "task_type": "CAUSAL_LM", **options}
     wrapped = peft.get_peft_model(their_base(folder), peft.LoraConfig(**settings))
-    for name, parameter in wrapped.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    wrapped.save_pretrained(tmp_path / "adapter")
+    save_random_lora(wrapped, tmp_path / "adapter")
     ids = random_ids()
     plain = their_logits(wrapped, ids)
     true = their_logits(wrapped.double(), ids)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.tools import oracle_package
 from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
-from tests.train.peft_oracle import our_logits, random_adapter, random_ids, their_base, their_logits
+from tests.train.peft_oracle import our_logits, random_adapter, random_ids, save_random_lora, their_base, their_logits
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
@@ -259,6 +259,47 @@ def write_other(folder: Path, case: str) -> tuple[Path, str]:
     return write_checkpoint(folder, raw, weights), inside
 
 
+def whole_base(folder: Path, auto: str) -> Any:
+    """Return the model that a class of transformers loads. auto: name of that class."""
+    options = {"experts_implementation": "eager"} if load_model_config(folder).experts else {}  # the only in float64
+    return getattr(transformers, auto).from_pretrained(folder, dtype=torch.float32, **options)
+
+
+def thinker_of(model: Any) -> Any:
+    """Return the part of an Omni model that gives logits; other models as they are."""
+    return getattr(model, "thinker", model)
+
+
+def exchange_adapters(folder: Path, tmp_path: Path, modules: str, auto: str) -> np.ndarray:
+    """Compare logits, an adapter that PEFT made, and one that it loads, which is left in tmp_path/ours.
+
+    Args:
+        folder: A multimodal model.
+        tmp_path: Folder of the adapters.
+        modules: Regular expression of the modules that PEFT adapts.
+        auto: Class of transformers that loads the model.
+
+    Returns:
+        Our logits with the adapter.
+    """
+    config = load_model_config(folder)
+    theirs = whole_base(folder, auto)
+    assert type(theirs).__name__ == config.text_of
+    near(logits(folder), thinker_of(theirs))
+    settings = peft.LoraConfig(r=4, lora_alpha=9, target_modules=modules)
+    adapted = save_random_lora(peft.get_peft_model(theirs.float(), settings), tmp_path / "theirs")
+    plain = logits(folder, tmp_path / "theirs")
+    assert distance(plain, logits(folder)) > 0.1
+    near(plain, thinker_of(adapted.base_model.model))
+    lora, arrays = load_adapter(tmp_path / "theirs", linear_modules(config))
+    save_adapter(tmp_path / "ours", lora, arrays, str(folder), config.in_peft)
+    near(
+        plain, thinker_of(peft.PeftModel.from_pretrained(whole_base(folder, auto), tmp_path / "ours").base_model.model)
+    )
+    assert Contents.of(tmp_path / "ours").auto_class == Contents.of(folder).auto_class == auto
+    return plain
+
+
 @pytest.mark.parametrize("case", OTHERS)
 def test_text_parts_of_other_models_take_and_give_peft_adapters(case: str, tmp_path: Path) -> None:
     """Compare logits, an adapter that PEFT made, and one that it loads."""
@@ -266,27 +307,9 @@ def test_text_parts_of_other_models_take_and_give_peft_adapters(case: str, tmp_p
     config = load_model_config(folder)
     assert config.architecture == OTHERS[case][0] and config.text_of
 
-    def base() -> Any:
-        options = {"experts_implementation": "eager"} if config.experts else {}  # the only one in float64
-        return transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, **options)
-
-    theirs = base()
-    assert type(theirs).__name__ == config.text_of
-    near(logits(folder), theirs)
     mlp = "" if config.experts else "|mlp[.]up"  # which PEFT takes for the experts'
     modules = rf"{inside.replace('.', '[.]')}layers[.]\d[.]((self_attn[.](q|o){mlp})_proj|feed_forward[.]w3)"
-    adapted = peft.get_peft_model(theirs.float(), peft.LoraConfig(r=4, lora_alpha=9, target_modules=modules))
-    for name, parameter in adapted.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    adapted.save_pretrained(tmp_path / "theirs")
-    plain = logits(folder, tmp_path / "theirs")
-    assert distance(plain, logits(folder)) > 0.1
-    near(plain, adapted)
-    lora, arrays = load_adapter(tmp_path / "theirs", linear_modules(config))
-    save_adapter(tmp_path / "ours", lora, arrays, str(folder), config.in_peft)
-    near(plain, peft.PeftModel.from_pretrained(base(), tmp_path / "ours"))
-    assert Contents.of(tmp_path / "ours").auto_class == Contents.of(folder).auto_class == "AutoModelForImageTextToText"
+    exchange_adapters(folder, tmp_path, modules, "AutoModelForImageTextToText")
     beside = {entry.name.removeprefix("model.") for entry in ModelFiles(folder).beside_text()}
     assert beside and not any(".layers.0.self_attn.q_proj.w" in name and "language" in name for name in beside)
 
@@ -343,35 +366,14 @@ def test_the_thinker_of_an_omni_model_takes_and_gives_peft_adapters(kind: str, t
     folder = write_omni(tmp_path / "model", kind, thinker)
     config = load_model_config(folder)
     auto = "AutoModelForImageTextToText" if thinker else "AutoModelForMultimodalLM"
-
-    def base(path: Path = folder) -> Any:
-        options = {"experts_implementation": "eager"} if config.experts else {}
-        return getattr(transformers, auto).from_pretrained(path, dtype=torch.float32, **options)
-
-    def of(model: Any) -> Any:
-        return model if thinker else model.thinker
-
-    theirs = base()
-    assert type(theirs).__name__ == config.text_of
-    assert {name_in_peft(name, config.in_peft) for name in ("lm_head", "model.norm")} <= {*dict(theirs.named_modules())}
-    near(logits(folder), of(theirs))
     # Not q_proj, which PEFT takes for that of sound in a model with experts.
     modules = rf"{config.in_peft.replace('.', '[.]')}layers[.]\d[.]self_attn[.]o_proj"
-    adapted = peft.get_peft_model(theirs.float(), peft.LoraConfig(r=4, lora_alpha=9, target_modules=modules))
-    for name, parameter in adapted.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    adapted.save_pretrained(tmp_path / "theirs")
-    plain = logits(folder, tmp_path / "theirs")
-    assert distance(plain, logits(folder)) > 0.1
-    near(plain, of(adapted.base_model.model))
-    lora, arrays = load_adapter(tmp_path / "theirs", linear_modules(config))
-    save_adapter(tmp_path / "ours", lora, arrays, str(folder), config.in_peft)
-    near(plain, of(peft.PeftModel.from_pretrained(base(), tmp_path / "ours").base_model.model))
-    assert Contents.of(tmp_path / "ours").auto_class == Contents.of(folder).auto_class == auto
+    plain = exchange_adapters(folder, tmp_path, modules, auto)
     words = f"merge --adapter {tmp_path}/ours --out {tmp_path}/out --device cpu --onto original --no-compare"
     assert main(words.split()) == 0
-    near(plain, of(base(tmp_path / "out")))
+    merged = whole_base(tmp_path / "out", auto)
+    assert {name_in_peft(name, config.in_peft) for name in ("lm_head", "model.norm")} <= {*dict(merged.named_modules())}
+    near(plain, thinker_of(merged))
     before, after = (read_entries(path / "model.safetensors", "") for path in (folder, tmp_path / "out"))
     assert before.keys() == after.keys()
 
@@ -461,11 +463,7 @@ def test_an_adapter_that_peft_made_is_read_unless_it_adapts_images(tmp_path: Pat
     patterns = {"rank_pattern": {"model.language_model.layers.1.self_attn.k_proj": 3}, "alpha_pattern": {"up_proj": 7}}
     for name, targets in (("text", layers), ("both", ["q_proj"])):
         settings = peft.LoraConfig(r=4, lora_alpha=9, target_modules=targets, **patterns)
-        theirs = peft.get_peft_model(their_base(folder), settings)
-        for parameter_name, parameter in theirs.named_parameters():
-            if "lora_" in parameter_name:
-                torch.nn.init.normal_(parameter, std=0.2)
-        theirs.save_pretrained(tmp_path / name)
+        theirs = save_random_lora(peft.get_peft_model(their_base(folder), settings), tmp_path / name)
         if name == "text":
             assert distance(logits(folder, tmp_path / name), logits(folder)) > 0.1
             near(logits(folder, tmp_path / name), theirs)
@@ -503,11 +501,7 @@ def test_an_adapter_by_the_names_of_older_versions(targets: Any, tmp_path: Path)
     """In transformers 4.51 and older, the text part was `language_model.model`."""
     folder, new, old = write_multimodal(tmp_path / "model", 5), tmp_path / "new", tmp_path / "old"
     settings = peft.LoraConfig(r=4, lora_alpha=9, target_modules=r"model\.language_model.*\.(k|up)_proj")
-    theirs = peft.get_peft_model(their_base(folder), settings)
-    for name, parameter in theirs.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    theirs.save_pretrained(new)
+    theirs = save_random_lora(peft.get_peft_model(their_base(folder), settings), new)
     old.mkdir()
     entries = read_entries(new / "adapter_model.safetensors", "")
     renamed = {n.replace("model.language_model.", "language_model.model."): e.array() for n, e in entries.items()}
