@@ -285,7 +285,7 @@ class BatchStream:
         return Step(index, epoch, batches)
 
     def _steps(self, rows: int) -> int:
-        return -(-rows // (self.config.examples_per_step))
+        return -(-rows // self.config.examples_per_step)
 
     def _steps_of(self, epochs: int) -> int:
         """Return the number of steps of the first epochs together."""
