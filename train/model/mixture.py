@@ -86,11 +86,13 @@ def mixture(
         shared = _shared_expert(config, experts, weights, prefix, y, projection, scale)
         h = shared if h is None else F.add(h, shared)
     if experts.latent_width:
-        latents = F.cast(F.combine(down, shares, groups, dtype=np.float32), y.dtype)
-        found = F.cast(projection(prefix + back, latents), np.float32)
-        return found if h is None else F.add(h, found if scale == 1 else F.scale(found, scale))
-    found = F.combine(down, shares, groups, residual=h if scale == 1 else None, dtype=np.float32)
-    return found if scale == 1 or h is None else F.add(h, F.scale(found, scale))
+        latents = F.combine(down, shares, groups, dtype=np.float32)
+        found = F.cast(projection(prefix + back, F.cast(latents, y.dtype)), np.float32)
+    elif scale == 1:
+        return F.combine(down, shares, groups, residual=h, dtype=np.float32)
+    else:
+        found = F.combine(down, shares, groups, dtype=np.float32)
+    return found if h is None else F.add(h, found if scale == 1 else F.scale(found, scale))
 
 
 def _route(
