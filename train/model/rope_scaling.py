@@ -251,12 +251,12 @@ def _llama3(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
     original, low, high = config.original_max_position_embeddings, config.low_freq_factor, config.high_freq_factor
     one = np.float32(1)  # as PyTorch, which divides a number by a tensor by multiplying with the reciprocal
     wavelength = one / inverse * np.float32(2 * math.pi)
-    if low == high:  # Llama 4 Scout's
-        return np.where(wavelength > np.float32(original / low), inverse / np.float32(config.factor), inverse)
-    smooth = (one / wavelength * np.float32(original) - np.float32(low)) / np.float32(high - low)
     stretched = inverse / np.float32(config.factor)
-    between = (1 - smooth) * inverse / np.float32(config.factor) + smooth * inverse
     scaled = np.where(wavelength > np.float32(original / low), stretched, inverse)
+    if low == high:  # Llama 4 Scout's, where no wavelength is in between
+        return scaled
+    smooth = (one / wavelength * np.float32(original) - np.float32(low)) / np.float32(high - low)
+    between = (1 - smooth) * inverse / np.float32(config.factor) + smooth * inverse
     inside = (wavelength >= np.float32(original / high)) & (wavelength <= np.float32(original / low))
     return np.where(inside, between, scaled).astype(np.float32)
 
