@@ -60,7 +60,9 @@ _GLM_4V = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "partial_rot
 _BIASED = {"attention_bias": True}  # whatever the file says
 _TIED = {"tie_word_embeddings": True}
 _OMNI: dict[str, Any] = {
-    **{"thinker": True, "in_peft": "thinker.model.language_model.", "auto": "AutoModelForMultimodalLM"}
+    "thinker": True,
+    "in_peft": "thinker.model.language_model.",
+    "auto": "AutoModelForMultimodalLM",
 }
 _QWEN25_OMNI = {
     **{"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28},
