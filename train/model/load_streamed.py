@@ -96,9 +96,9 @@ def load_streamed(
     known = path is not None and _read(path, layers, device, remarks)
     others, tables = _others(loader, device, contents, keep_head)
     if not known:
-        _load(loader, layers, device, progress, contents)
-    if path is not None and not known:
-        _write(path, layers, device, remarks)
+        _load(loader, layers, device, contents, progress)
+        if path is not None:
+            _write(path, layers, device, remarks)
     count = config.experts.count if config.experts else 0
     return StreamedWeights(device, others, tables, layers, experts, chosen_share(config), slots, count)
 
@@ -146,9 +146,7 @@ def _others(loader: Loader, device: Device, contents: bool, keep_head: bool) -> 
     return resident, tables
 
 
-def _load(
-    loader: Loader, layers: Sequence[Layer], device: Device, progress: Progress | None = None, contents: bool = True
-) -> None:
+def _load(loader: Loader, layers: Sequence[Layer], device: Device, contents: bool, progress: Progress | None) -> None:
     """Quantize each projection on the device, and move it into its layer in main memory unless the layer is resident.
 
     contents: as for `place`.
