@@ -321,7 +321,7 @@ class Fit:
             planned, change = self.device.dry_run() is not None, "--gradient-checkpointing N changes that"
             if planned and room.limit is not None:
                 return f"{said}: {room.words}, and they do not fit ({change})"
-            words = room.words if planned or room.limit is None else f"{room.words} is not planned for on this device"
+            words = room.words if room.limit is None else f"{room.words} is not planned for on this device"
             options = f"--vram SIZE or {change}" if planned else change
             return f"{said}: {words}, and they may take up to {size(RECOMPUTE_ABOVE)} ({options})"
         taken, weights = size(plan.reserved_bytes), plan.dequantized
