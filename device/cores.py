@@ -53,8 +53,8 @@ def share_of_cores(
     share = sum(Fraction(1, max(1, sum(core in cores for cores in ranks))) for core in own)
     host = [_quota(group), whole_number(environment.get("SLURM_CPUS_ON_NODE", ""))]
     bounds = [int(share), *(cores // len(ranks) for cores in host if cores)]
-    if _started_by_srun(environment):
-        bounds.append(whole_number(environment.get("SLURM_CPUS_PER_TASK", "")) or bounds[0])
+    if _started_by_srun(environment) and (of_task := whole_number(environment.get("SLURM_CPUS_PER_TASK", ""))):
+        bounds.append(of_task)
     return max(1, min(bounds))
 
 
@@ -79,7 +79,7 @@ def _tasks_of_node(environment: Mapping[str, str]) -> int:
             break
         nodes = int(found[2] or 1)
         if node < nodes:
-            return max(1, int(found[1]))
+            return int(found[1])
         node -= nodes
     return whole_number(environment.get("SLURM_NTASKS_PER_NODE", "")) or 1
 

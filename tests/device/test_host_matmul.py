@@ -68,6 +68,7 @@ SRUN |= {"SLURM_CPUS_ON_NODE": "32", "SLURM_CPUS_PER_TASK": "8"}
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "1"}, 4),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}, 3),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(y2)", "SLURM_NTASKS_PER_NODE": "6"}, 6),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "x,3", "SLURM_NTASKS_PER_NODE": "6"}, 6),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": ""}, 1),
         (SRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "7"}, 7),  # srun started Open MPI's daemon: one task of each node
         ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_TASKS_PER_NODE": "4"}, 1),  # a batch script: srun starts the tasks
