@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.device.shown import counted
 from wgrad.device.whole_numbers import whole_number
 
 SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
@@ -45,8 +46,8 @@ def device_of_rank(spec: str, rank: int, size: int, devices: Callable[[], Sequen
     if len(cards) < size:
         names = ", ".join(f"{d['spec']} {d['name']}" for d in cards)
         raise WgradError(
-            f"--device {spec}: {size} ranks run on this host, and it has {len(cards)} such GPU"
-            f"{'s' * (len(cards) > 1)} ({names}): start fewer ranks, or name a device for each (--device wgpu:0,cpu; "
+            f"--device {spec}: {size} ranks run on this host, and it has {counted(len(cards), 'such GPU')} ({names}): "
+            "start fewer ranks, or name a device for each (--device wgpu:0,cpu; "
             "wgpu:0,wgpu:0 where each rank sees a GPU of its own)"
         )
     return str(cards[rank]["spec"])
