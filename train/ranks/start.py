@@ -48,7 +48,7 @@ def open_world(tell: Callable[[str, int], None] | None = None) -> Iterator[World
         yield World()
         return
     with watching(started) as watchdog:
-        watchdog.tell(keeper.JOINING)
+        watchdog.joining()
         world = _join(started)
         watchdog.joined()
         try:
@@ -90,8 +90,8 @@ class Watchdog:
     def __init__(self, started: int = 1) -> None:
         """started: Number of ranks."""
 
-    def tell(self, message: bytes) -> None:
-        """Tell that this rank begins to join the others, or has joined them."""
+    def joining(self) -> None:
+        """Tell that MPI starts."""
 
     def joined(self) -> None:
         """Tell that MPI has started."""
@@ -103,7 +103,7 @@ class Watchdog:
 class _LimitOfStart(Watchdog):
     """A limit of MPI's start alone: on Windows, no signal reaches a process meanwhile."""
 
-    def tell(self, message: bytes) -> None:
+    def joining(self) -> None:
         faulthandler.dump_traceback_later(START_LIMIT, exit=True, file=2)
 
     def joined(self) -> None:
@@ -133,14 +133,17 @@ class _Keeper(Watchdog):
         libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
         libc.signal(int(keeper.END), ctypes.cast(libc._exit, ctypes.c_void_p))
 
-    def tell(self, message: bytes) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            os.write(self._process.stdin.fileno(), message)
+    def joining(self) -> None:
+        self._tell(keeper.JOINING)
 
     def joined(self) -> None:
         signal.signal(keeper.END, self._before)
-        self.tell(keeper.JOINED)
+        self._tell(keeper.JOINED)
+
+    def _tell(self, message: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            os.write(self._process.stdin.fileno(), message)
 
     def close(self) -> None:
         assert self._process.stdin is not None
