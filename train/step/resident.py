@@ -10,12 +10,14 @@ from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
 
-_SPARE = 64
+_SPARE = 64  # the fraction 1 / _SPARE of a limit stays free
 
 
 def plannable(limit: int) -> int:
-    """Return the bytes that a plan may take of a limit. A 64th stays free: the memory pool of a run has slightly other
-    gaps than that of its plan (0.2 % seen)."""
+    """Return the bytes that a plan may take of a limit.
+
+    A part stays free, as the memory pool of a run has slightly other gaps than that of its plan (0.2 % seen).
+    """
     return limit - limit // _SPARE
 
 
