@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -347,6 +349,7 @@ def test_ranks_share_the_cores_of_the_host(monkeypatch: pytest.MonkeyPatch) -> N
             ["2", "2", "SLURM_PROCID"],
         ),
         ({"OMPI_COMM_WORLD_RANK": "x"}, ["0", "1", "OMPI_COMM_WORLD_RANK"]),
+        ({"OMPI_COMM_WORLD_RANK": "x", "PMI_RANK": "3"}, ["3", "1", "PMI_RANK"]),
     ],
 )
 def test_a_watchdog_knows_the_ranks_of_its_host(
@@ -378,6 +381,9 @@ def test_one_watchdog_runs_from_the_options_to_the_end_of_the_run(
         def __init__(self, started: int) -> None:
             events.append(f"watches {started}")
 
+        def joining(self) -> None:
+            events.append("joining")
+
         def joined(self) -> None:
             events.append("joined")
 
@@ -394,7 +400,42 @@ def test_one_watchdog_runs_from_the_options_to_the_end_of_the_run(
     monkeypatch.setattr(start, "_join", lambda started: World())
     monkeypatch.setattr("wgrad.train.run.finetune.run_finetune", run)
     assert main(["finetune", "--model", "m", "--data", "d", "--out", str(tmp_path / "out")]) == 0
-    assert events == ["watches 2", "runs", "joined", "closed"]
+    assert events == ["watches 2", "runs", "joining", "joined", "closed"]
+
+
+def catches(number: int) -> bool:
+    """Return whether this process has a handler for a signal."""
+    status = Path("/proc/self/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="handlers are read in /proc")
+@pytest.mark.parametrize("before", [signal.SIG_DFL, None], ids=["default", "of C"])
+def test_a_watchdog_hears_of_mpis_start_and_ends_no_rank_after_it(
+    monkeypatch: pytest.MonkeyPatch, before: signal.Handlers | None
+) -> None:
+    """A watchdog that has ended is no error."""
+    heard, told = os.pipe()
+    process = SimpleNamespace(stdin=os.fdopen(told, "wb", 0), wait=lambda: 0)
+    monkeypatch.setattr(start.subprocess, "Popen", lambda *_, **__: process)
+    monkeypatch.setattr(start.signal, "getsignal", lambda number: before)
+    with start.watching(2) as watchdog:
+        assert catches(keeper.END)
+        watchdog.joining()
+        watchdog.joined()
+        assert not catches(keeper.END) and os.read(heard, 9) == keeper.JOINING + keeper.JOINED
+        os.close(heard)
+        watchdog.joined()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="when a process began is read in /proc")
+def test_the_age_of_a_process_is_the_time_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 100 * os.sysconf("SC_CLK_TCK")
+    for found, seconds in (((1, begun, False), 3.5), ((1, 2 * begun, False), 0.0), ((1, 0, False), 0.0), (None, 0.0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(keeper, "process", lambda pid, found=found: found)
+            patch.setattr(keeper.time, "clock_gettime", lambda clock: 103.5)
+            assert keeper.age(7) == seconds
 
 
 def child_of(pid: int) -> int | None:
