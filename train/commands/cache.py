@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wgrad.device.files import remove_leftovers, writing
+from wgrad.device.shown import counted
 from wgrad.train.data.standard_input import copied_files, copies
 from wgrad.train.model.load_streamed import cached_files, cached_weights
 from wgrad.train.options.option_text import size
@@ -30,7 +31,7 @@ class _Kind(NamedTuple):
         """Return the number of entries and their size. Links to the user's files do not count."""
         entries = self.entries()
         files = [path for entry in entries for path in _files(entry)]
-        return f"{len(entries)} {self.one if len(entries) == 1 else self.many}, {size(sum(map(_nbytes, files)))}"
+        return f"{counted(len(entries), self.one, self.many)}, {size(sum(map(_nbytes, files)))}"
 
     def clear(self) -> None:
         """Remove all entries, and what interrupted writes have left."""

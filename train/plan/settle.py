@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from wgrad.device.contract import Device
+from wgrad.device.shown import counted
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import opened_once
 from wgrad.train.options.choices import AUTO
@@ -121,8 +122,7 @@ def line(config: RunOptions, mode: Mode, limit: int) -> str:
         f"{flag('batch_size')} {config.batch_size} {flag('gradient_accumulation_steps')} "
         f"{config.gradient_accumulation_steps}"
     )
-    rows = config.examples_per_step
-    what = f"{'pair' if config.rows > config.batch_size else 'sequence'}{'s' * (rows > 1)}"
+    step = counted(config.examples_per_step, "pair" if config.rows > config.batch_size else "sequence")
     how = f" {words(mode)}" if mode else ""
     why = f"--vram ({size(limit)})" if config.vram else f"{size(limit)}"
-    return f"chosen for {why}: {batch}{how}; a step is {rows} {what}, as asked"
+    return f"chosen for {why}: {batch}{how}; a step is {step}, as asked"
