@@ -95,7 +95,7 @@ def _add_training(add: _Add) -> None:
     sweep.add_argument("--vary", action="append", metavar="NAME=V,V", help=vary)
     trials = "draw this many combinations at random (by --seed) instead of trying all"
     sweep.add_argument("--trials", metavar="N", help=trials)
-    _add_config(sweep, [name for name in USUAL if name != "resume"])
+    _add_config(sweep)
     sweep.hide(("resume", "ranks", "lr_sweep"))
     sweep.required = {"vary", "model", "data", "out"}
     plan = add("plan", actions.plan, "show the memory that a run takes, and what fits; takes the options of finetune")
