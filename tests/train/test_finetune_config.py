@@ -108,9 +108,11 @@ def test_a_default_of_another_type_is_converted() -> None:
     class Shares(options_module.Options):
         whole: float = options_module.option(1, "an integer as the default")
         half: float = options_module.option(0.5, "its own type")
+        home: str = options_module.option("~/wgrad", "a path that is expanded", path=True)
 
     assert [type(shares.whole) for shares in (Shares(), Shares(whole=1))] == [float, float]
     assert type(RunOptions(lora_alpha=int(RunOptions().lora_alpha)).lora_alpha) is float  # equal to the default
+    assert Shares().home == str(Path("~/wgrad").expanduser())
     assert options_module._valid_defaults(Shares) == {"half"}
 
 

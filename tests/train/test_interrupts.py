@@ -264,6 +264,15 @@ def test_a_failure_right_after_a_lost_request_is_an_interruption(capsys: Any) ->
         pressing()
         raise AssertionError
     assert caught.value.number == signal.SIGINT and _handling() == before
+    assert isinstance(caught.value.__cause__, AssertionError)
+    with pytest.raises(SystemExit), EndRequests():  # no failure
+        pressing()
+        raise SystemExit
+    with pytest.raises(AssertionError), EndRequests():
+        pressing()
+        with pytest.raises(Interrupted):  # repeated, and dealt with, as by `chat`
+            time.sleep(100)
+        raise AssertionError
     with EndRequests():
         pressing()
     time.sleep(0.1)  # a command that has ended is not interrupted
