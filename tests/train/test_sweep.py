@@ -139,6 +139,8 @@ def test_a_failed_trial_is_a_row_of_the_table() -> None:
         (["--vary", "lora_r=2", "--vary", "lora_r=3"], "--vary: lora_r is given twice"),
         (["--vary", "lora_r=2", "--trials", "0"], "--trials: must be a whole number between 1 and 1000"),
         (["--vary", "lora_r=2", "--ranks", "2"], "--ranks: has no place in a sweep"),
+        (["--vary", "lora_r=2", "--lr-sweep", "1e-4", "2e-4"], "--lr-sweep: has no place in a sweep"),
+        (["--vary", "lora_r=2", "--resume"], "--resume: has no place in a sweep"),
         (["--vary", "eval_steps=0,5", "--eval-fraction", "0"], "--eval-steps: nothing is held out"),
     ],
 )

@@ -30,6 +30,7 @@ from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.push_config import PushConfig
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.options.studio_config import StudioConfig
+from wgrad.train.options.sweep_options import OF_NO_SWEEP
 from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.world import RankFailure
 from wgrad.train.terminal.end_requests import EndRequests
@@ -96,7 +97,7 @@ def _add_training(add: _Add) -> None:
     trials = "draw this many combinations at random (by --seed) instead of trying all"
     sweep.add_argument("--trials", metavar="N", help=trials)
     _add_config(sweep)
-    sweep.hide(("resume", "ranks", "lr_sweep"))
+    sweep.hide(OF_NO_SWEEP)
     sweep.required = {"vary", "model", "data", "out"}
     plan = add("plan", actions.plan, "show the memory that a run takes, and what fits; takes the options of finetune")
     _add_config(plan, ("model", "lora_r", "batch_size", "max_length", "device", "vram"))

@@ -18,7 +18,8 @@ from wgrad.train.options.former_names import current_name
 from wgrad.train.options.option_names import option_hint
 from wgrad.train.options.options import field_type
 
-_FIXED = ("out", "resume", "lr_sweep", "ranks")  # options of the sweep itself
+OF_NO_SWEEP = ("ranks", "lr_sweep", "resume")  # options of finetune that a sweep refuses
+_FIXED = ("out", *OF_NO_SWEEP)  # options that do not vary
 _RANGE = re.compile(r"(?P<low>[^.]\S*?)\.\.(?P<high>\S+)")
 MOST = 1000  # trials
 

@@ -17,7 +17,7 @@ from wgrad.train.files.decode import read_json
 from wgrad.train.options.finetune_config import CONFIG_FILE, RunOptions
 from wgrad.train.options.options import flag, show
 from wgrad.train.options.resolve import resolve_config, resolve_options
-from wgrad.train.options.sweep_options import Vary, trials_of
+from wgrad.train.options.sweep_options import OF_NO_SWEEP, Vary, trials_of
 from wgrad.train.output.previous_run import RESULTS_FILE
 from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.finetune import run_finetune
@@ -64,9 +64,8 @@ def run_sweep(
     for name in ("model", "data", "out"):
         if not getattr(base, name):
             raise WgradError(f"{flag(name)} is required: give it, or set '{name}' in a --config file")
-    if base.ranks or base.lr_sweep or base.resume:
-        name = "ranks" if base.ranks else "lr_sweep" if base.lr_sweep else "resume"
-        raise WgradError(f"{flag(name)}: has no place in a sweep, which runs again where it ended: leave it out")
+    if refused := [name for name in OF_NO_SWEEP if getattr(base, name)]:
+        raise WgradError(f"{flag(refused[0])}: has no place in a sweep, which runs again where it ended: leave it out")
     trials = trials_of(varied, count, base.seed)
     if count is not None and len(trials) < count:
         only = "is only 1 combination" if len(trials) == 1 else f"are only {len(trials)} different combinations"
