@@ -155,7 +155,7 @@ def _load(loader: Loader, layers: Sequence[Layer], device: Device, contents: boo
     specs = [spec for spec in loader.specs if spec.name in places]
     with closing(loader.read_ahead(specs, device)) as pieces:
         for done, spec in enumerate(specs):
-            made = loader.load(spec, device, contents, pieces if contents else None)
+            made = loader.load(spec, device, contents, pieces)
             layer = places[spec.name].part_of(spec.name)
             if isinstance(layer, ResidentLayer):
                 layer.weights[spec.name] = made
