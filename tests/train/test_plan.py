@@ -120,7 +120,7 @@ def test_samples_lie_where_steps_have_their_arrays(
 
         def noted(model: Any, *args: Any, name: str = user.__name__) -> Iterator[int]:
             borrowed.setdefault(name, []).append(model.device._pool.borrowing)
-            return generate_ids(model, *args)
+            yield from generate_ids(model, *args)
 
         monkeypatch.setattr(user, "generate_ids", noted)
     calls: list[str] = []
@@ -232,9 +232,11 @@ def test_sequences_that_no_device_holds_take_no_main_memory(
     model = make_checkpoint()
     device = select_device.gpu_elsewhere("")
     config = config_of(max_length=10**8, gradient_checkpointing=True)
-    for limit in (None, 1 << 30):
+    pairs = replace(config, objective="dpo", batch_size=2, max_length=4096)
+    inputs = 4 * pairs.batch_size * pairs.max_length * load_model_config(model).hidden_size  # bytes of half of them
+    for options, limit in ((config, None), (config, 1 << 30), (pairs, inputs + inputs // 2)):
         with pytest.raises(OutOfMemory, match="an array of [0-9,]+ bytes|memory limit"):
-            run_dry(config, load_model_config(model), model, device, len(PROMPT), limit)
+            run_dry(options, load_model_config(model), model, device, len(PROMPT), limit)
 
 
 def test_a_plan_for_numpy_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -311,6 +313,8 @@ def test_a_dry_run_needs_not_do_recorded_work_twice(
     folder, device = make_checkpoint(num_hidden_layers=4), select_device.gpu_elsewhere("")
     model, config = load_model_config(folder), config_of(**{"max_length": 64, "batch_size": 2, "sample": False, **more})
     repeated, plain = list[bool](), DryRuntime.repeat
+    if not config.sample:
+        monkeypatch.setattr(plan_module, "generate_ids", lambda *_: pytest.fail("generates a sample"))
 
     def noted(self: Any, rehearsal: Any) -> bool:
         repeated.append(plain(self, rehearsal))
