@@ -118,7 +118,7 @@ class _Accesses:
                     component, rest = f"{'xyzw'.index(named[1])}u", named.end()
                 elif text[end : end + 1] == "[":
                     rest = _closing(text, end)
-                    component = f"u32({self.noted(text[end + 1 : rest - 1], of_subgroup, own, start)})"
+                    component = f"u32({text[end + 1 : rest - 1]})"  # whose accesses are noted as the text goes on
                 several, place = "1u" if component else f"4u * {several}", f"4u * ({place}) + {component or '0u'}"
             members = re.compile(r"(\.\w+)*").match(text, rest)
             writes = _ASSIGNED.match(text, members.end() if members else rest) is not None
@@ -209,8 +209,6 @@ def races(notes: np.ndarray, noted: Noted) -> list[str]:
         table = np.stack((barriers << _PLACE_BITS | place, site, who, waits))
         table = table[:, np.argsort(table[0], kind="stable")]
         first = np.flatnonzero(np.diff(table[0], prepend=-1))
-        if not first.size:
-            continue
         ends = np.append(first[1:], table.shape[1])
         several = np.minimum.reduceat(table[2], first) != np.maximum.reduceat(table[2], first)
         several &= np.logical_or.reduceat(writes[table[1]], first)
