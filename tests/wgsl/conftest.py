@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.wgsl.matrix_emulation import emulated
+from tests.wgsl.matrix_emulation import emulated, with_matrix_units
 from tests.wgsl.small_tiles import SMALL_FEW, SMALL_LARGE, SMALL_MEDIUM, SMALL_NARROW, SMALL_SKINNY, SMALL_TWO
 from tests.wgsl.workgroup_poison import poisoned
 from wgrad.autograd.bind import bind
@@ -43,12 +43,7 @@ def narrow(wgpu_device: Device, _narrow: list[WgpuDevice]) -> WgpuDevice:
     return _narrow[0]
 
 
-@cache
-def _with_matrix_units() -> Any:
-    device = bind(WgpuDevice)()
-    device.matrix_units = True
-    device.software = False  # the ways of a GPU
-    return device
+_with_matrix_units = cache(with_matrix_units)
 
 
 @pytest.fixture
@@ -61,8 +56,7 @@ def matrix_device(wgpu_device: Device, monkeypatch: pytest.MonkeyPatch) -> Itera
     launched: set[str] = set()
 
     def assemble(source: str, constants: dict) -> str:
-        text = plain(source, constants)
-        return emulated(text, constants.get("LANES", device.lanes)) if "wgpu_cooperative_matrix" in text else text
+        return emulated(plain(source, constants), constants.get("LANES", device.lanes))
 
     def noted(shader: str, *arguments: Any, **options: Any) -> None:
         launched.add(shader)

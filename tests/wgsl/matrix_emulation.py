@@ -13,7 +13,10 @@ shows.
 from __future__ import annotations
 
 import re
+from typing import Any
 
+from wgrad.autograd.bind import bind
+from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime.cooperative_shapes import Shape
 
 LANES = (32, 64, 16, 8)  # of subgroups, that every variant is tried with
@@ -153,10 +156,19 @@ def _shape_of(text: str) -> tuple[str, tuple[int, int, int]]:
     return text, (m, n, k)
 
 
+def with_matrix_units() -> Any:
+    """Return a device with a GPU's ways, and tensor cores if it has float16, for shaders that are `emulated`."""
+    device = bind(WgpuDevice)()
+    device.software, device.matrix_units = False, device.float16
+    return device
+
+
 def emulated(text: str, lanes: int) -> str:
-    """The assembled text of a variant without operations of subgroups, as on a GPU whose subgroups have `lanes`.
-    ValueError where one is left.
+    """The assembled text of a variant without operations of subgroups, as on a GPU whose subgroups have `lanes`. One
+    without cooperative matrices stays as it is. ValueError where one is left.
     """
+    if "wgpu_cooperative_matrix" not in text:
+        return text
     text = text.replace("enable wgpu_cooperative_matrix;\n", "")
     _check_uniform(text)
     text, (m, n, k) = _shape_of(text)

@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 
 from tests.case_results import assert_case
-from tests.wgsl.matrix_emulation import emulated
+from tests.wgsl.matrix_emulation import emulated, with_matrix_units
 from tests.wgsl.shader_files import SHADERS, SHARED
 from tests.wgsl.workgroup_cases import BY_NAME, CASES, declared, prepare, use_small_tiles
 from tests.wgsl.workgroup_poison import Variable, poisoned, variables
-from wgrad.autograd.bind import bind
-from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.roofline import roofs
 from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime import cooperative
@@ -40,9 +38,7 @@ class Poisoned:
 
 @cache
 def _poisoned() -> Poisoned:
-    device = bind(WgpuDevice)()
-    device.software, device.matrix_units = False, device.float16
-    return Poisoned(device)
+    return Poisoned(with_matrix_units())
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ def on(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> Poisoned:
     def assemble(source: str, constants: dict) -> str:
         text = plain(source, constants)
         on.variables.setdefault(launched, set()).update(variables(text))
-        return poisoned(emulated(text, constants.get("LANES", 32)) if "wgpu_cooperative_matrix" in text else text)
+        return poisoned(emulated(text, constants.get("LANES", 32)))
 
     def noted(shader: str, *arguments: Any, entry: str = "main", **options: Any) -> None:
         nonlocal launched
@@ -106,8 +102,7 @@ def test_sums_are_rescaled_for_what_subgroups_wrote_alone(on: Poisoned, monkeypa
         return text.replace("*= shrink", "*= 3.0")
 
     monkeypatch.setattr(wgsl_compile, "assemble", assemble)
-    device = bind(WgpuDevice)()
-    device.software, device.matrix_units = False, True
+    device = with_matrix_units()
     q, ones = device.zeros((1, 70, 1, 32), np.float16), device.upload(np.ones((1, 70, 1, 32), np.float16))
     doc_start, cache_len = device.zeros((1, 70), np.int32), device.zeros((1,), np.int32)
     o, _ = device.attention(q, ones, ones, doc_start, cache_len, scale=1.0)

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 from tests.case_results import assert_case
-from tests.wgsl.matrix_emulation import emulated
+from tests.wgsl.matrix_emulation import emulated, with_matrix_units
 from tests.wgsl.shader_files import SHADERS
 from tests.wgsl.workgroup_cases import BY_NAME, CASES, declared, prepare, use_small_tiles
 from tests.wgsl.workgroup_races import BINDING, Noted, noted, races
-from wgrad.autograd.bind import bind
-from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime.compile import Variant, assemble
 
@@ -71,9 +69,7 @@ class Racing:
 
 @cache
 def _racing() -> Racing:
-    device = bind(WgpuDevice)()
-    device.software, device.matrix_units = False, device.float16
-    return Racing(device)
+    return Racing(with_matrix_units())
 
 
 @pytest.fixture
@@ -96,7 +92,7 @@ def on(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> Racing:
 
     def with_notes(source: str, constants: dict[str, Any]) -> str:
         text, lanes = plain(source, constants), constants.get("LANES", 32)
-        on.noted[launched[-1]] = noted(emulated(text, lanes) if "wgpu_cooperative_matrix" in text else text, lanes)
+        on.noted[launched[-1]] = noted(emulated(text, lanes), lanes)
         return on.noted[launched[-1]].text
 
     def launch_and_look(
