@@ -34,6 +34,7 @@ from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_s
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, open_files, use_own_head
+from wgrad.train.model.multimodal import MULTIMODAL
 from wgrad.train.model.rope_scaling import inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.step.build import build_frozen
@@ -380,6 +381,28 @@ def test_other_names_of_keys_are_read_as_in_transformers() -> None:
                 assert parse_model_config(raw | {other: value}) == wanted, (architecture, other)
                 compared += 1
     assert compared > 15
+
+
+@pytest.mark.parametrize("architecture", MULTIMODAL)
+def test_a_text_config_without_keys_has_the_defaults_of_transformers(architecture: str) -> None:
+    whole = MULTIMODAL[architecture]
+    kind = next(iter(whole.texts))
+    full = json.loads(transformers.CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
+
+    def parsed(text: dict[str, Any]) -> Any:
+        raw = {"text_config": text | {"head_dim": 64}}  # that of Omni models, by default, is odd
+        inside = {"thinker_config": raw} if whole.thinker else raw
+        return parse_model_config({"architectures": [architecture], "model_type": whole.model_type, **inside})
+
+    assert parsed({"model_type": kind}) == parsed(full)
+
+
+def test_quantization_is_named_next_to_the_thinker_of_an_omni_model() -> None:
+    text = {**tiny_config("Qwen2ForCausalLM"), "model_type": "qwen2_5_omni_text"}
+    raw = {"architectures": ["Qwen2_5OmniForConditionalGeneration"], "thinker_config": {"text_config": text}}
+    quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    assert parse_model_config(raw).quantization is None
+    assert parse_model_config(raw | {"quantization_config": quantized}).quantization is not None
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
