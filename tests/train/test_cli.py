@@ -543,6 +543,29 @@ def test_help_of_a_run_shows_ten_options_and_help_all_shows_all(capsys: pytest.C
 
 
 @pytest.mark.parametrize(
+    ("command", "usage", "first"),
+    [
+        ("sweep", "--vary NAME=V,V --model DIR_OR_HUB_ID --data FILE --out DIR", ["--vary", "--trials", "--model"]),
+        ("data", "show FILE [FILE ...] --model DIR_OR_HUB_ID", ["--examples", "--json", "--model"]),
+        ("generate", "--model DIR_OR_HUB_ID --prompt TEXT", ["--model", "--adapter", "--prompt"]),
+        ("chat", "--model DIR_OR_HUB_ID", ["--model", "--adapter"]),
+        ("serve", "--model DIR_OR_HUB_ID", ["--model", "--adapter"]),
+    ],
+)
+def test_help_begins_with_what_a_command_needs(
+    command: str, usage: str, first: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command, "--help") == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: wgrad {command} {usage} [options]\n")
+    assert re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)[: len(first)] == first
+    if told := re.search(r"--help-all shows all (\d+) options", " ".join(text.split())):
+        assert run(command, "--help-all") == 0
+        names = set(re.findall(r"^  (--[a-z0-9-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help-all"}
+        assert len({name.replace("--no-", "--") for name in names}) == int(told[1])
+
+
+@pytest.mark.parametrize(
     ("word", "meant"), [("finetun", "finetune"), ("Generate", "generate"), ("matrix_units", "matrix-units")]
 )
 def test_a_mistyped_command_is_guessed(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:

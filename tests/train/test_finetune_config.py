@@ -103,6 +103,12 @@ def test_valid_defaults_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> N
             RunOptions(lora_r=0)
 
 
+def test_a_step_has_the_sequences_of_all_its_micro_batches() -> None:
+    of_pairs = RunOptions(objective="dpo", batch_size=3, gradient_accumulation_steps=4, max_length=7)
+    assert (of_pairs.examples_per_step, of_pairs.tokens_per_step) == (12, 2 * 12 * 7)
+    assert (of_pairs.with_batch(2).batch_size, of_pairs.with_batch(2).gradient_accumulation_steps) == (2, 6)
+
+
 def test_a_default_of_another_type_is_converted() -> None:
     @dataclasses.dataclass(frozen=True)
     class Shares(options_module.Options):
