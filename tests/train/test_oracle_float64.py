@@ -17,7 +17,7 @@ from tests.tools import oracle_package
 from tests.train import model_oracle
 from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
 from tests.train.model_oracle import batch, exact_norms, full_model, load_oracle, make_inputs, oracle
-from tests.train.test_oracle_model import CASES
+from tests.train.test_oracle_model import CASES, UNGROUPED_LATENTS
 from tests.train.tiny_models import as_in_files
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor
@@ -42,6 +42,7 @@ MORE = {
     f"nemotron_h {pattern}": {"architecture": "NemotronHForCausalLM", "hybrid_override_pattern": pattern}
     for pattern in ("ME-*E", "E-M*E")  # experts before and behind Mamba-2
 }
+MORE["nemotron_h latents"] = {"architecture": "NemotronHForCausalLM", **UNGROUPED_LATENTS}
 
 
 def exact_model(model: Any) -> Any:
