@@ -160,12 +160,16 @@ def _load(loader: Loader, layers: Sequence[Layer], device: Device, contents: boo
             if isinstance(layer, ResidentLayer):
                 layer.weights[spec.name] = made
             elif contents:
-                arrays, there = (arrays_of({"": weight}) for weight in (made, layer.weights[spec.name]))
-                for source, target in zip(arrays, there, strict=True):
-                    device.transfer(source, target)
+                _transfer(made, layer.weights[spec.name], device)
             del made
             if progress:
                 progress(done + 1, len(specs))
+
+
+def _transfer(weight: Any, there: Any, device: Device) -> None:
+    """Copy a weight's arrays. A function of its own, since its variables would keep them while the next one is made."""
+    for source, target in zip(*(arrays_of({"": one}) for one in (weight, there)), strict=True):
+        device.transfer(source, target)
 
 
 # ---- the file ----------------------------------------------------------------------------
