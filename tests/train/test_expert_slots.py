@@ -32,6 +32,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "GptOssForCausalLM": {"num_experts": 19, "num_local_experts": 19},
     "Glm4MoeForCausalLM": {"n_routed_experts": 18, "first_k_dense_replace": 1},
 }
+LATENTS = {"n_routed_experts": 18, "moe_latent_size": 22, "hybrid_override_pattern": "ME*E"}
 SAMPLING = Sampling(temperature=1.5, seed=3)
 
 
@@ -40,10 +41,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_streamed, "cache_folder", lambda name: tmp_path / "cache" / name)
 
 
-@pytest.mark.parametrize("architecture", EXPERTS)
+@pytest.mark.parametrize("architecture", [*EXPERTS, pytest.param("NemotronHForCausalLM", marks=pytest.mark.all)])
 def test_the_text_is_that_of_experts_on_the_device(architecture: str, make_checkpoint: Any, card: Any) -> None:
     """The first layer of GLM-4.5 has no experts, and those of gpt-oss have biases."""
-    shape = EXPERTS[architecture]
+    shape = {**EXPERTS, "NemotronHForCausalLM": LATENTS}[architecture]
     folder = make_checkpoint(architecture, **shape, num_experts_per_tok=2, num_hidden_layers=4)
     model, texts = load_model_config(folder), []
     streamed: dict[str, Any] = {"stream_weights": "on"}

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.conftest import tiny_config, write_checkpoint
+from tests.conftest import wgpu_sibling
+from tests.train.conftest import choose_card, tiny_config, write_checkpoint
 from wgrad.autograd import chunks, select_device
 from wgrad.autograd.decoded_weights import DecodedWeights
 from wgrad.autograd.reference import ReferenceDevice
@@ -33,6 +34,7 @@ from wgrad.train.run import evaluation
 from wgrad.train.step.activations import estimate_activations
 from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
+from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.loss import loss
 from wgrad.wgsl.runtime.dry_run import DryRun
 
@@ -111,10 +113,31 @@ def test_all_shaders_are_prepared_and_memory_peaks_where_it_was_said(
     assert plan.held_bytes + plan.activation_bytes <= plan.peak_bytes < plan.held_bytes + 1.5 * plan.activation_bytes
 
 
-def test_samples_lie_where_steps_have_their_arrays(
-    make_checkpoint: Any, text_data: Path, wgpu_device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+STREAMED = ("--stream-weights", "on", "--gradient-checkpointing")
+LATENTS = {"moe_latent_size": 22, "hybrid_override_pattern": "M*E"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "more"),
+    [
+        ("Qwen3_5ForCausalLM", {}, ("--no-gradient-checkpointing",)),
+        pytest.param("NemotronHForCausalLM", LATENTS, STREAMED, marks=pytest.mark.all),
+    ],
+)
+def test_a_run_takes_what_was_planned_to_the_byte(
+    architecture: str,
+    changes: dict[str, Any],
+    more: tuple[str, ...],
+    make_checkpoint: Any,
+    wgpu_device: Any,
+    text_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the plan and in the run, which else would take more than was planned. Evaluations: test_stream_weights."""
+    """Several batches are evaluated before the first step, in the plan too: a second one finds other free blocks.
+
+    Samples lie where steps have their arrays, in the plan and in the run, which else would take more. Evaluations do,
+    too: test_stream_weights."""
     borrowed: dict[str, list[bool]] = {}
     for user in (plan_module, evaluation):
 
@@ -132,11 +155,25 @@ def test_samples_lie_where_steps_have_their_arrays(
             return plain(*args)
 
         monkeypatch.setattr(Trainer, name, told)
-    words: list[Any] = ["finetune", "--model", make_checkpoint(), "--data", text_data, "--out", tmp_path / "out"]
-    words += ["--device", "wgpu", "--max-length", 21, "--lora-r", 2, "--max-steps", 2, "--eval-fraction", 0.3]
+    prepared: list[tuple[Any, Any]] = []
+    prepare = WgpuDevice.prepare
+
+    def kept(self: Any, dry: Any, *args: Any) -> int:
+        prepared.append((self, dry))
+        return prepare(self, dry, *args)
+
+    monkeypatch.setattr(WgpuDevice, "prepare", kept)
+    choose_card(monkeypatch)
+    words: list[Any] = ["finetune", "--model", make_checkpoint(architecture, **changes), "--data", text_data]
+    words += ["--out", tmp_path / "out", "--max-length", 64, "--batch-size", 2, "--lora-r", 4, "--max-steps", 2]
+    words += ["--eval-fraction", 0.3, *more]
     assert cli.main([*map(str, words)]) == 0
     assert calls == ["measure", "step", "step", "measure"] * 2  # the order decides which blocks are free for what
     assert borrowed == {plan_module.__name__: [True, True], evaluation.__name__: [True, True]}
+    ((device, dry),) = prepared
+    found, planned = device.memory(), dry.memory()
+    assert found.peak_bytes - wgpu_sibling().memory().in_use_bytes == planned.peak_bytes
+    assert device.host_memory().peak_bytes == dry.host_memory().peak_bytes
 
 
 def test_activations_grow_with_tokens_and_shrink_with_checkpointing(make_checkpoint: Any, fresh: Any) -> None:

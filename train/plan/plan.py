@@ -228,7 +228,7 @@ def _run_dry(
 
 def _measure(model: Model, trainer: Trainer, batch: Batch, prompt_tokens: int, tokens: int) -> None:
     """Evaluate and sample, as a run does before and after its steps. tokens: of the sample that are generated."""
-    trainer.evaluate([batch])
+    trainer.evaluate([batch] * 2)
     if trainer.config.sample:
         with model.device.borrowing():
             for _ in islice(generate_ids(model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY), tokens):
