@@ -23,8 +23,10 @@ from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
 from wgrad.train.inference.generation import generate_ids
+from wgrad.train.model import attention
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles, opened_once
+from wgrad.train.model.rope_scaling import rope_tables
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
@@ -215,9 +217,11 @@ def base_model() -> Path:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_no_weight_is_read(make_checkpoint: Any, fresh: Any, monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
-    """A model of 8B is planned in a second: its tensors are mapped and left alone, also those to be converted."""
+    """A model of 8B is planned in a second: its tensors are mapped and left alone, also those to be converted. No
+    row of a rotary table is computed."""
     folder = make_checkpoint(dtype="float16")
     given: list[np.ndarray] = []
+    monkeypatch.setattr(attention, "rope_tables", lambda rope, rows: rope_tables(rope, rows) if rows == 0 else None)
     monkeypatch.setattr(DryRun, "write", lambda self, array, host: given.append(host))
     whole = DryRun.upload
 

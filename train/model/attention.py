@@ -11,6 +11,7 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.ops.sinks import attend
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
+from wgrad.device.dry_run import DryRuntime
 from wgrad.train.model.chunks import growth_by_position, in_chunks
 from wgrad.train.model.delta_net import gated, split_gate
 from wgrad.train.model.kv_cache import KVCache, Rope
@@ -18,7 +19,7 @@ from wgrad.train.model.latent_attention import KV_A, KV_B, KV_NORM, Q_A, Q_B, Q_
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.parts import Parts
-from wgrad.train.model.rope_scaling import grown, rope_tables
+from wgrad.train.model.rope_scaling import RopeConfig, grown, rope_tables
 from wgrad.train.model.stacks import QKV
 
 
@@ -33,16 +34,23 @@ class Attention(Parts):
         self._chunk = config.chunk if config.chunk < positions else 0  # else all tokens are in one
         growth = growth_by_position(positions, *config.plain_growth)
         self._plain_growth = None if growth is None else device.upload(growth)
-        tables = rope_tables(config.rope, positions)
-        self.cos, self.sin = (device.upload(table) for table in tables)
+        self.cos, self.sin = self._upload_tables(config.rope)
         self._of_queries: tuple[Array, Array] | None = None  # tables of queries, if they differ from those of keys
         if config.query_growth and positions > config.query_length:
-            cos, sin = (device.upload(grown(table, config.query_growth, config.query_length)) for table in tables)
-            self._of_queries = (cos, sin)
+            self._of_queries = self._upload_tables(config.rope, config.query_growth)
         self._local = (self.cos, self.sin)  # of layers with a window
         if config.local_rope is not None and config.local_rope != config.rope:
-            cos, sin = (device.upload(table) for table in rope_tables(config.local_rope, positions))
-            self._local = (cos, sin)
+            self._local = self._upload_tables(config.local_rope)
+
+    def _upload_tables(self, rope: RopeConfig, growth: float = 0.0) -> tuple[Array, Array]:
+        """Return cos and sin of all positions on the device, scaled by `grown` if there is growth."""
+        if isinstance(self.device, DryRuntime):  # to compute 131,072 rows takes as long as all else in a dry run
+            pairs = rope_tables(rope, 0)[0].shape[1]
+            cos, sin = (self.device.empty((self.positions, pairs), np.float32) for _ in range(2))
+            return cos, sin
+        length, tables = self.config.query_length, rope_tables(rope, self.positions)
+        cos, sin = (self.device.upload(grown(table, growth, length) if growth else table) for table in tables)
+        return cos, sin
 
     def _attention(
         self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None, shared: Sequence[Tensor]

@@ -213,11 +213,12 @@ def _run_dry(
     document = Document(np.zeros(config.max_length, np.int32), np.ones(config.max_length, bool), label=1)
     example: Example = Pair(document, document) if config.objective_kind.records == "pairs" else document
     (batch,) = eval_batches([example] * config.batch_size, config)
-    _measure(built.model, trainer, batch, prompt_tokens, SAMPLE_TOKENS)  # first: steps then find its free blocks
+    # First, as steps then find its free blocks, and with two batches, as the second finds others than the first.
+    _measure(built.model, trainer, [batch] * 2, prompt_tokens, SAMPLE_TOKENS)
     for index in range(2):
         trainer.step(Step(index, 0, [batch]), config.learning_rate)
         trainer.read_history()
-    _measure(built.model, trainer, batch, prompt_tokens, 3)  # the tokens after these take no other memory
+    _measure(built.model, trainer, [batch], prompt_tokens, 3)  # the tokens after these take no other memory
     running = dry.memory().peak_bytes
     host, trained = dry.host_memory().peak_bytes, built.parameters.size
     sizes = held, running - held, max(loading, running), host, host_weights
@@ -226,9 +227,9 @@ def _run_dry(
     return Plan(dry, *sizes, trained, config, trainer.dequantized, token_bytes)
 
 
-def _measure(model: Model, trainer: Trainer, batch: Batch, prompt_tokens: int, tokens: int) -> None:
+def _measure(model: Model, trainer: Trainer, batches: list[Batch], prompt_tokens: int, tokens: int) -> None:
     """Evaluate and sample, as a run does before and after its steps. tokens: of the sample that are generated."""
-    trainer.evaluate([batch] * 2)
+    trainer.evaluate(batches)
     if trainer.config.sample:
         with model.device.borrowing():
             for _ in islice(generate_ids(model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY), tokens):
