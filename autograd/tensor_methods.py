@@ -202,9 +202,8 @@ class TensorMethods:
         return _call("silu", self)
 
     def gelu(self, approximate: str = "tanh") -> Self:
-        """Return GELU in the tanh form, torch's `gelu(approximate="tanh")`."""
-        check_gelu(approximate)
-        return _call("gelu", self)
+        """Return GELU in the tanh form, or with "none" the exact form, torch's default."""
+        return _call("gelu_exact" if is_exact_gelu(approximate) else "gelu", self)
 
     def to(self, dtype: Any) -> Self:
         """Return the values in another dtype, or on another device."""
@@ -372,9 +371,11 @@ class TensorMethods:
         def numpy(self) -> np.ndarray: ...
 
 
-def check_gelu(approximate: str) -> None:
-    if approximate != "tanh":
-        raise WgradError(f'gelu: approximate must be "tanh", got {approximate!r}; the exact form does not exist here')
+def is_exact_gelu(approximate: str) -> bool:
+    """Return whether GELU's exact form is asked for. Raises WgradError for an unknown value."""
+    if approximate not in ("none", "tanh"):
+        raise WgradError(f'gelu: approximate must be "tanh" or "none" (the exact form), got {approximate!r}')
+    return approximate == "none"
 
 
 def _call(name: str, *args: Any) -> Any:

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.device.exact_gelu import WGSL as EXACT_GELU
+from wgrad.device.exact_gelu import gelu_exact, gelu_exact_slope
 
 Instruction = tuple[Any, ...]
 Program = tuple[Instruction, ...]
@@ -148,6 +150,8 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     "silu_slope": ElementwiseFunction(1, _silu_slope, "silu_slope($0)", _SILU),
     "gelu": ElementwiseFunction(1, lambda x: x * _gelu_gate(x), "$0 * gelu_gate($0)", _GELU),
     "gelu_slope": ElementwiseFunction(1, _gelu_slope, "gelu_slope($0)", _GELU),
+    "gelu_exact": ElementwiseFunction(1, gelu_exact, "$0 * normal($0).x", EXACT_GELU),
+    "gelu_exact_slope": ElementwiseFunction(1, gelu_exact_slope, "gelu_exact_slope($0)", EXACT_GELU),
 }
 BUILT_IN = frozenset(FUNCTIONS)
 

@@ -39,6 +39,7 @@ GRADIENTS: dict[str, Gradient] = {
     "softplus": lambda dy, x: (dy * apply("sigmoid", x),),
     "silu": lambda dy, x: (dy * apply("silu_slope", x),),
     "gelu": lambda dy, x: (dy * apply("gelu_slope", x),),
+    "gelu_exact": lambda dy, x: (dy * apply("gelu_exact_slope", x),),
     "exp": lambda dy, y: (dy * y,),
     "expm1": lambda dy, y: (dy * (y + 1.0),),
     "sqrt": lambda dy, y: (dy * 0.5 / y,),
@@ -169,6 +170,7 @@ tanh, sigmoid = _function("tanh", "The hyperbolic tangent of x."), _function("si
 relu, silu = _function("relu", "max(x, 0)."), _function("silu", "x * sigmoid(x).")
 softplus = _function("softplus", "log(1 + exp(x)).")
 gelu = _function("gelu", "GELU of x, in the tanh form.")
+gelu_exact = _function("gelu_exact", "GELU of x, with the normal distribution function.")
 maximum = _function("maximum", "The larger of a and b; equal ones share the gradient.")
 minimum = _function("minimum", "The smaller of a and b; equal ones share the gradient.")
 where = _function(

@@ -11,13 +11,13 @@ import numpy as np
 from wgrad.autograd.host_arrays import to_device
 from wgrad.autograd.lazy import apply, broadcast, index, lazy_of, view_of
 from wgrad.autograd.ops.activation import gelu as gelu_operator
-from wgrad.autograd.ops.arithmetic import expm1, record, softplus, where
+from wgrad.autograd.ops.arithmetic import expm1, gelu_exact, record, softplus, where
 from wgrad.autograd.ops.cross_entropy import check_labels
 from wgrad.autograd.ops.dropout import dropout as keep_some
 from wgrad.autograd.ops.loss import IGNORE_INDEX
 from wgrad.autograd.random_numbers import drawn_seed
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording
-from wgrad.autograd.tensor_methods import check_gelu
+from wgrad.autograd.tensor_methods import is_exact_gelu
 from wgrad.device.errors import ShapeError
 from wgrad.device.expression import row_major
 
@@ -139,9 +139,8 @@ def dropout(x: Tensor, p: float = 0.5, seed: Any = None, stream: int = 0, traini
 
 
 def gelu(x: Tensor, approximate: str = "tanh") -> Tensor:
-    """Return GELU of x in the tanh form."""
-    check_gelu(approximate)
-    return gelu_operator(x)
+    """Return GELU of x: in the tanh form, or with "none" the exact form, torch's default."""
+    return gelu_exact(x) if is_exact_gelu(approximate) else gelu_operator(x)
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:

@@ -100,6 +100,10 @@ def _others(t: np.dtype) -> list[Case]:
             product, a, ragged, (0.3,), (2, 11, 23), out=a[0], place=((_ROWS * _COLUMNS, _COLUMNS, 2), 3)
         ),
         "old": lambda d, a: d.fused((("old",), ("load", 0), ("mul", 0, 1)), a[1:2], _VIEWS[1:2], (), _SHAPE, out=a[0]),
+        "exact GELU": lambda d, a: d.fused(
+            (*_LOAD, ("scalar", 0), ("mul", 0, 3), ("gelu_exact", 4), ("gelu_exact_slope", 4), ("sub", 5, 6)),
+            a, _VIEWS, (5.0,), _SHAPE, dtype=t,
+        ),
         "accumulate": lambda d, a: d.fused(
             (("load", 0),), a[1:2], _VIEWS[1:2], (), _SHAPE, out=a[0], accumulate=True
         ),

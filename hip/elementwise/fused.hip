@@ -16,7 +16,8 @@ using namespace gpu;
 constexpr u32 SLOTS = 32, ARRAYS = 7, AXES = 8;
 enum Function {
   LOAD, SCALAR, INDEX, OLD, ADD, SUB, MUL, DIV, POW, MAXIMUM, MINIMUM, LT, LE, GT, GE, EQ, NE, WHERE, NEG, EXP, EXPM1, LOG,
-  SQRT, ABS, SIGN, SIN, COS, RELU, TANH, SIGMOID, SOFTPLUS, SILU, SILU_SLOPE, GELU, GELU_SLOPE
+  SQRT, ABS, SIGN, SIN, COS, RELU, TANH, SIGMOID, SOFTPLUS, SILU, SILU_SLOPE, GELU, GELU_SLOPE, GELU_EXACT,
+  GELU_EXACT_SLOPE
 };
 
 GPU_FN float sigmoid(float x) { return 1.f / (1.f + gpu::exp(min(-x, 87.f))); }
@@ -29,6 +30,17 @@ GPU_FN float silu_slope(float x) {
 GPU_FN float gelu_slope(float x) {
   float s = gelu_gate(x);
   return s + x * s * (1.f - s) * (1.5957691216057308f * (1.f + 0.134145f * x * x));
+}
+// GELU with the normal distribution function, or its derivative, as in device/exact_gelu.py.
+GPU_FN float gelu_exact(float x, bool slope) {
+  float a = min(gpu::abs(x), 15.f), bell = gpu::exp(-0.5f * a * a), r = 1.f / (a + 3.5f), q = (a - 3.5f) * r;
+  float p = 0.000108691447f * q + 0.000418320154f;
+  p = (p * q - 0.000495038125f) * q - 0.00317282557f;
+  p = (p * q + 0.00649372649f) * q + 0.0174058202f;
+  p = (p * q - 0.116053175f) * q + 0.315425091f;
+  p = (p * q - 0.565561739f) * q + 0.744416074f;
+  float tail = bell * r * p, below = x < 0.f ? tail : 1.f - tail;
+  return slope ? below + x * bell * 0.3989422804014327f : x * below;
 }
 // log(1 + e) of a small e from its series: 1 + e would have lost e's digits.
 GPU_FN float softplus(float x) {
@@ -163,7 +175,8 @@ struct Program {
       case SILU: return a * sigmoid(a);
       case SILU_SLOPE: return silu_slope(a);
       case GELU: return a * gelu_gate(a);
-      default: return gelu_slope(a);
+      case GELU_SLOPE: return gelu_slope(a);
+      default: return gelu_exact(a, function == GELU_EXACT_SLOPE);
     }
   }
 };

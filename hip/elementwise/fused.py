@@ -20,7 +20,8 @@ _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int32": 3, "uint32": 4}
 _NAMES = (
     "load", "scalar", "index", "old", "add", "sub", "mul", "div", "pow", "maximum", "minimum", "lt", "le", "gt",
     "ge", "eq", "ne", "where", "neg", "exp", "expm1", "log", "sqrt", "abs", "sign", "sin", "cos", "relu", "tanh",
-    "sigmoid", "softplus", "silu", "silu_slope", "gelu", "gelu_slope",
+    "sigmoid", "softplus", "silu", "silu_slope", "gelu", "gelu_slope", "gelu_exact",
+    "gelu_exact_slope",
 )  # fmt: skip
 _FUNCTIONS = {name: number for number, name in enumerate(_NAMES)}
 _KINDS = {"sum": 1, "max": 2}

@@ -61,6 +61,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         else torch.nn.functional.silu(a) + torch.nn.functional.gelu(a, approximate="tanh"),
         (A,),
     ),
+    "exact gelu": (
+        lambda a: lib(a).gelu(a, approximate="none") + (a * 4).gelu(approximate="none")
+        if isinstance(a, Tensor)
+        else torch.nn.functional.gelu(a) + torch.nn.functional.gelu(a * 4),
+        (A,),
+    ),
     "where": (lambda a, b: lib(a).where((a > b) * (a > -1) != 0, a, b), (A, B)),
     "maximum minimum": (lambda a, b: lib(a).maximum(a, b) * lib(a).minimum(b, a), (A, B)),
     "comparisons": (lambda a, b: a * (a < b) + b * ((a >= b) * 2) + (a <= b) * 3 + (a == b) + (a != b) * 1, (A, B)),
@@ -1076,7 +1082,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "no beta": (lambda: F.smooth_l1_loss(t(3), t(3), beta=0), r"smooth_l1_loss: beta must be positive, got 0"),
     "no delta": (lambda: F.huber_loss(t(3), t(3), delta=0), r"huber_loss: delta must be positive, got 0"),
     "table": (lambda: F.embedding(wgrad.tensor([0], device="cpu"), t(3, 4)), r"embedding: table must be the first arg"),
-    "gelu": (lambda: F.gelu(t(3), approximate="none"), r'gelu: approximate must be "tanh"'),
+    "gelu": (lambda: F.gelu(t(3), approximate="erf"), r'gelu: approximate must be "tanh" or "none"'),
     "var": (lambda: t(1).var(), r"var: there must be more than 1 elements, got 1"),
     "expand": (lambda: t(3, 4).expand(3, 5), r"expand: "),
     "no axes": (lambda: t().sum(1), r"sum: dim 1 is given, but the Tensor has no axes; reshape it to \[1\]"),
