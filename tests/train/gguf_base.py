@@ -95,6 +95,8 @@ def _write_rope_scaling(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
 
 
 def _write_scales(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    if config.gguf == "gptneox":
+        writer.add_parallel_residual(config.parallel)
     if config.gguf in ("cohere2", "command-r"):
         writer.add_logit_scale(config.logit_scale)
     if config.gguf in ("granite", "granitemoe", "granitehybrid"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +15,7 @@ import numpy as np
 from tests.tools import oracle_package
 from tests.train.conftest import distance
 from tests.train.exact_delta_net import exact_delta_net
-from tests.train.tiny_models import as_in_files
+from tests.train.tiny_models import BEGINNINGS, as_in_files
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model.load_config import load_model_config
@@ -127,6 +128,9 @@ def oracle(model: Any, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tupl
 
 def own_name(name: str) -> str:
     """Return our name of a weight of transformers' model. Nemotron-H's and Mamba-2's embeddings have other names."""
+    for ours, theirs in chain(*BEGINNINGS.values()):
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
     return name.replace("backbone.", "model.").replace("model.embeddings.", "model.embed_tokens.")
 
 

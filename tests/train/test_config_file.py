@@ -47,7 +47,7 @@ Config = Callable[..., dict[str, Any]]
             "architecture GPT2LMHeadModel is not supported: use .*LlamaForCausalLM",
         ),
         ({"architectures": None, "model_type": "bert"}, "model_type 'bert' is not supported"),
-        ({"model_type": "gpt_neox"}, "model_type 'gpt_neox', architecture LlamaForCausalLM is not supported"),
+        ({"model_type": "gptj"}, "model_type 'gptj', architecture LlamaForCausalLM is not supported"),
         ({"architectures": None, "model_type": None}, "model_type null is not supported"),
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2}}, "rope_type 'mrope' is not supported"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters of this architecture must be the same for all"),
@@ -147,7 +147,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     },
     "NemotronHForCausalLM": {
         "hybrid_override_pattern": "M*-X", "mamba_hidden_act": "gelu", "ssm_state_size": 257, "mamba_num_heads": 7,
-        "layers_block_type": ["rnn"], "n_group": 4, "topk_group": 4, "mlp_hidden_act": "gelu",
+        "layers_block_type": ["rnn"], "n_group": 4, "topk_group": 4, "mlp_hidden_act": "quick_gelu",
     },
     "FalconH1ForCausalLM": {
         "mamba_d_head": 5, "mlp_multipliers": [1.0], "ssm_multipliers": [1.0], "hidden_act": "xielu",
@@ -164,12 +164,12 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "HunYuanDenseV1ForCausalLM": {"use_qk_norm": False, "mlp_bias": True, "num_experts": 16},
     "ArceeForCausalLM": {"partial_rotary_factor": 0.5, "hidden_act": "relu"},
     "Jais2ForCausalLM": {"qk_layernorm": True, "partial_rotary_factor": 0.5},
-    "NemotronForCausalLM": {"qk_layernorm": True, "hidden_act": "gelu", "partial_rotary_factor": 1.5},
+    "NemotronForCausalLM": {"qk_layernorm": True, "hidden_act": "quick_gelu", "partial_rotary_factor": 1.5},
     "GlmForCausalLM": {"use_qk_norm": True, "n_routed_experts": 8},
     "Glm4ForCausalLM": {"use_qk_norm": True, "hidden_act": "relu2"},
     "CohereForCausalLM": {"use_qk_norm": True, "partial_rotary_factor": 0.5},
     "Cohere2ForCausalLM": {"use_qk_norm": True, "num_experts": 8, "layer_types": ["conv", "full_attention"]},
-    "ApertusForCausalLM": {"qk_norm": False, "post_norm": True, "mlp_bias": True, "hidden_act": "gelu"},
+    "ApertusForCausalLM": {"qk_norm": False, "post_norm": True, "mlp_bias": True, "hidden_act": "quick_gelu"},
     "NanoChatForCausalLM": {"attn_logit_softcapping": 5.0, "num_experts": 8},
     "Lfm2ForCausalLM": {"conv_bias": True, "layer_types": ["conv", "mamba"], "num_experts": 8},
     "Lfm2MoeForCausalLM": {"conv_bias": True, "layer_types": None, "num_experts_per_tok": 6},
@@ -229,6 +229,11 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
         "per_layer_config": {"1": {"head_dim": 16}}, "partial_rotary_factor": 0.5, "hidden_activation": "gelu",
     },
     "Gemma4UnifiedForCausalLM": {"hidden_size_per_layer_input": 8, "per_layer_config": {"1": {"sliding_window": 16}}},
+    "GPTNeoXForCausalLM": {"head_dim": 10, "rotary_pct": 0.3, "hidden_act": "quick_gelu", "num_experts": 8},
+    "FalconForCausalLM": {
+        "parallel_attn": False, "num_ln_in_parallel_attn": 3, "activation": "quick_gelu", "partial_rotary_factor": 0.5,
+        "apply_residual_connection_post_layernorm": True,
+    },
     "OlmoForCausalLM": {"partial_rotary_factor": 0.5, "num_experts": 8},
 }  # fmt: skip
 

@@ -57,6 +57,7 @@ def test_peft_loads_our_adapter(
     folder = make_checkpoint(architecture)
     config = load_model_config(folder)
     query = "qkv_proj" if config.fused else "q_b_proj" if config.latent else "q_proj"
+    query = config.qkv_proj.partition(".")[2] or query
     lora = LoraConfig(
         r=5,
         alpha=12.0,
@@ -64,7 +65,7 @@ def test_peft_loads_our_adapter(
         target_modules=(query, config.o_proj.partition(".")[2], *(() if config.experts else (config.down_proj,)))
         if config.any_attends
         else ("in_proj",),
-        rank_pattern={f"layers.1.{config.attention}.{query}": 3},
+        rank_pattern={f"1.{config.qkv_proj or f'{config.attention}.{query}'}": 3},
         alpha_pattern={config.down_proj.partition(".")[2]: 20.0},
     )
     save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(folder), config.in_peft)

@@ -41,7 +41,10 @@ from wgrad.train.step.build import build_frozen
 pytestmark = pytest.mark.oracle
 
 LORA = LoraConfig(
-    r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|up_proj|down_proj|fc2|c_proj|in_proj)"
+    r=6,
+    alpha=9.0,
+    rslora=True,
+    target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|query_key_value|up_proj|down_proj|fc2|c_proj|dense_4h_to_h|in_proj)",
 )
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64, "rope_theta": 100.0}  # fmt: skip
@@ -104,10 +107,13 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope}) for rope in (LLAMA3, LINEAR)]
 CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS)]
+FALCON_7B = {"new_decoder_architecture": False, "num_kv_heads": None, "tie_word_embeddings": True}
 NEMOTRONS: tuple[dict[str, Any], ...] = ({"hybrid_override_pattern": "M*-M"}, {"moe_latent_size": 40})
 CASES += [("NemotronHForCausalLM", changes) for changes in NEMOTRONS]
 CASES += [("GraniteMoeHybridForCausalLM", HYBRID | experts) for experts in ({}, HYBRID_EXPERTS)]
 CASES += [("DeepseekV2ForCausalLM", {"q_lora_rank": None, "num_hidden_layers": 27})]  # as llama.cpp knows V2-Lite
+CASES += [("GPTNeoXForCausalLM", {"use_parallel_residual": False, "rotary_emb_base": 500.0})]
+CASES += [("FalconForCausalLM", changes) for changes in ({"num_ln_in_parallel_attn": 1}, FALCON_7B)]
 CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE)]
 
 

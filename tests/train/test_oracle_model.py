@@ -157,6 +157,38 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": None},
         "linear_allow_neg_eigval": False,
     },
+    "gpt_neox": {"architecture": "GPTNeoXForCausalLM"},
+    "gpt_neox_sequential": {
+        "architecture": "GPTNeoXForCausalLM",
+        "use_parallel_residual": False,
+        "attention_bias": False,
+        "hidden_act": "gelu_fast",
+        "rotary_pct": 0.9,
+        "rotary_emb_base": 500.0,
+        "tie_word_embeddings": True,
+    },
+    "falcon": {"architecture": "FalconForCausalLM"},
+    "falcon_one_norm": {
+        "architecture": "FalconForCausalLM",
+        "num_ln_in_parallel_attn": 1,
+        "bias": True,
+        "layer_norm_epsilon": 1e-3,
+        "rope_theta": 500.0,
+    },
+    "falcon_7b": {
+        "architecture": "FalconForCausalLM",
+        "new_decoder_architecture": False,
+        "ffn_hidden_size": None,
+        "tie_word_embeddings": True,
+    },
+    "falcon_sequential": {
+        "architecture": "FalconForCausalLM",
+        "new_decoder_architecture": False,
+        "multi_query": False,
+        "num_kv_heads": None,
+        "parallel_attn": False,
+        "bias": True,
+    },
     "phi": {"architecture": "PhiForCausalLM", "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
     "phi_tied": {"architecture": "PhiForCausalLM", "partial_rotary_factor": 0.9, "tie_word_embeddings": True},
     "stablelm": {"architecture": "StableLmForCausalLM", "use_qkv_bias": True},
@@ -572,11 +604,12 @@ def test_what_only_a_layers_output_needs_is_not_computed_again(
     assert sum(left_out) == last * model.config.num_hidden_layers
 
 
+@pytest.mark.parametrize("architecture", ["PhiForCausalLM", "FalconForCausalLM"])
 def test_a_parallel_block_in_chunks_of_its_rows_has_the_same_gradients(
-    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+    architecture: str, make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The MLP's chunks norm their rows themselves, and leave to attention what both halves read."""
-    folder, device = make_checkpoint("PhiForCausalLM"), ReferenceDevice()
+    folder, device = make_checkpoint(architecture), ReferenceDevice()
     spent, in_row_chunks = [], model_file.in_row_chunks
 
     def noted(*args: Any, **options: Any) -> Any:

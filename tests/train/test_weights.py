@@ -194,6 +194,27 @@ def test_a_head_of_its_own_stays_untied(embedding: str, make_checkpoint: Any) ->
     assert np.array_equal(files.entries["model.embed_tokens.weight"].array(), table)
 
 
+def test_pythias_published_files_are_read_and_written(make_checkpoint: Any, tmp_path: Path) -> None:
+    """Their head has another name than in transformers 5, and they have masks and frequencies."""
+    folder, device = make_checkpoint("GPTNeoXForCausalLM"), ReferenceDevice()
+    arrays = file_arrays(folder)
+    arrays["embed_out.weight"] = arrays.pop("lm_head.weight")
+    for layer in ("gpt_neox.layers.0.attention.", "gpt_neox.layers.1.attention."):
+        arrays[f"{layer}bias"], arrays[f"{layer}masked_bias"] = (
+            np.ones((1, 1, 8, 8), bool),
+            np.full((), -1e9, np.float32),
+        )
+        arrays[f"{layer}rotary_emb.inv_freq"] = np.ones(3, np.float32)
+    write_safetensors(folder / "model.safetensors", from_arrays(arrays))
+    config = load_model_config(folder)
+    built = build_trainable(RunOptions(full=True), config, folder, device, positions=8)
+    save_full(tmp_path, folder, built.parameters.tensors, config, lambda out: None)
+    saved = file_arrays(tmp_path)
+    ignored = ("attention.bias", "masked_bias", "inv_freq")
+    assert {*saved} == {name for name in arrays if not name.endswith(ignored)}
+    assert all(np.array_equal(saved[name], arrays[name]) for name in saved)
+
+
 # ---- what is refused ---------------------------------------------------------------------------
 def load(folder: Path) -> None:
     load_frozen(folder, load_model_config(folder), ReferenceDevice())

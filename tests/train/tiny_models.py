@@ -85,6 +85,14 @@ _OWN: dict[str, dict[str, Any]] = {
         "key_multiplier": 0.4,
         "ssm_multipliers": [0.7, 1.3, 0.6, 1.1, 0.5],
     },
+    "gpt_neox": {**_IDS, "hidden_act": "gelu", "rotary_pct": 0.5, "layer_norm_eps": 1e-4},
+    "falcon": {
+        **_IDS,
+        "activation": "gelu",
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 88,
+    },
     **dict.fromkeys(("arcee", "jais2", "nemotron", "nanochat"), {**_IDS, "hidden_act": "relu2"}),
     "seed_oss": {**_IDS, "attention_dropout": 0.0, "residual_dropout": 0.0},  # transformers creates it in training mode
     "apertus": {**_IDS, "hidden_act": "xielu"},
@@ -229,6 +237,8 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
     for given, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
         if given in changes and other not in changes and other in config:  # which one counts depends on the family
             config[other] = changes[given]
+    if kind == "falcon":
+        del config["head_dim"]  # transformers takes no such key
     if kind == "mamba2":
         config["num_heads"] = config["expand"] * config["hidden_size"] // config["head_dim"]
     if "qk_rope_head_dim" in config:  # as in transformers' files
@@ -258,8 +268,22 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
     }
 
 
+# Beginnings of our names, and of those in transformers' model.
+BEGINNINGS = {
+    "gpt_neox": (("model.embed_tokens.", "gpt_neox.embed_in."), ("model.", "gpt_neox.")),
+    "falcon": (
+        ("model.embed_tokens.", "transformer.word_embeddings."),
+        ("model.layers.", "transformer.h."),
+        ("model.", "transformer."),
+    ),
+}
+
+
 def name_in_files(name: str, config: dict[str, Any]) -> str:
     """Return a weight's name in transformers' model."""
+    for ours, theirs in BEGINNINGS.get(config["model_type"], ()):
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
     if config["model_type"] in ("nemotron_h", "mamba2"):
         name = name.replace(".embed_tokens.", ".embeddings.")
     return name.replace("model.", "backbone.", 1) if config["model_type"] == "mamba2" else name

@@ -24,7 +24,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import FETCH, show
-from wgrad.train.files.gguf_names import ARCHITECTURES, PAIRED, QKV, hugging_face_name
+from wgrad.train.files.gguf_names import ARCHITECTURES, NORMS_OF_FALCON, PAIRED, QKV, hugging_face_name
 from wgrad.train.files.gguf_splits import all_parts, check_part, check_tensors, is_split
 from wgrad.train.files.input_files import one_line, open_input, reading, refuse_lfs_pointer
 from wgrad.train.files.safetensors_files import TensorEntry
@@ -143,6 +143,9 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
                 )
             entries[name] = entry
     check_tensors(parts[0].path, sum(len(part.reader.tensors) for part in parts), first, source)
+    shared, own, of_mlp = NORMS_OF_FALCON
+    if any(own in name for name in entries):
+        entries = {name.replace(shared, of_mlp): entry for name, entry in entries.items()}
     return entries
 
 

@@ -71,6 +71,20 @@ _PHI2 = _NAMES | {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
+_GPT_NEOX = {
+    **{part: _NAMES[part] for part in ("token_embd", "output", "attn_norm", "ffn_norm")},
+    "output_norm": "model.final_layer_norm",
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_FALCON = {part: path.replace("attention.", "self_attention.") for part, path in _GPT_NEOX.items()} | {
+    "output_norm": "model.ln_f",
+    "attn_norm_2": "ln_attn",
+}
+# Norm of attention and MLP. Where attention has its own, the file has the MLP's in its place.
+NORMS_OF_FALCON = ".input_layernorm.", ".ln_attn.", ".ln_mlp."
 _PHI3 = _NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _GPT_OSS = _NAMES | {
     "post_attention_norm": "post_attention_layernorm",
@@ -197,6 +211,8 @@ ARCHITECTURES = {
     "olmo2": _OLMO2,
     "phi2": _PHI2,
     "phi3": _PHI3,
+    "gptneox": _GPT_NEOX,
+    "falcon": _FALCON,
     "starcoder2": _NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     **dict.fromkeys(("ernie4_5", "arcee", "nemotron", "jais2", "cohere2", "command-r", "olmo", "mistral3"), _NAMES),
     "seed_oss": _NAMES | {"post_attention_norm": "post_attention_layernorm"},

@@ -6,6 +6,7 @@ Sources: squared ReLU, So et al., Primer (arXiv 2109.08668); xIELU, Huang and Sc
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from wgrad.autograd import functional as F
@@ -39,4 +40,9 @@ def _softplus(x: Tensor) -> Tensor:
 
 
 GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
-PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": F.gelu, "relu2": relu2}
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": F.gelu,
+    "gelu": partial(F.gelu, approximate="none"),
+    "relu2": relu2,
+}

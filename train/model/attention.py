@@ -102,6 +102,8 @@ class Attention(Parts):
         c, prefix = self.config, f"model.layers.{index}.{self.config.attention}."
         if c.latent is not None:
             return *self._from_latents(c.latent, index, y, inputs), None, True
+        if c.qkv_proj:
+            return *self._by_heads(index, y, inputs, cache is None), None, cache is None
         tables = self._tables(index, inputs)
         if self._splits_qkv(index):
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
@@ -122,6 +124,16 @@ class Attention(Parts):
         if c.qk_norm_last:
             k = self._head_norm(index, c.k_norm, k)
         return q, k, v, gate, not appended
+
+    def _by_heads(self, index: int, y: Tensor, inputs: Inputs, rotate_keys: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated q [N, H, D], and k and v [N, G, D], from one projection with the rows of `qkv_proj`."""
+        c, tables = self.config, self._tables(index, inputs)
+        heads, groups, width = c.num_attention_heads, c.kv_heads_of(index), c.head_dim_of(index)
+        each = heads // groups
+        qkv = self._linear(f"model.layers.{index}.{c.qkv_proj}", y, inputs).reshape(-1, groups, each + 2, width)
+        q, k, v = (x.reshape(-1, x.shape[1] * x.shape[2], width) for x in qkv.split([each, 1, 1], 2))
+        q = F.rope(q, *tables, interleaved=c.interleaved)
+        return q, F.rope(k, *tables, interleaved=c.interleaved) if rotate_keys else k, v
 
     def _queries(self, index: int, y: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Return rotated q [N, H, D], and the gate [N, H D] of the output or None."""

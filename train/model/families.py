@@ -12,6 +12,7 @@ from typing import Any
 
 from wgrad.train.model import delta_net_variants, expert_variants, scored_variants, variants
 from wgrad.train.model.afmoe_keys import AfmoeFile
+from wgrad.train.model.by_heads_keys import FalconFile, GptNeoxFile
 from wgrad.train.model.cohere_moe_keys import Cohere2MoeFile
 from wgrad.train.model.config_file import ConfigFile
 from wgrad.train.model.delta_net_keys import OlmoHybridFile, Qwen3NextFile, Qwen35File, Qwen35MoeFile
@@ -98,7 +99,7 @@ class Family:
         gguf_key: Key that is above `gguf_above` only in this family's files, if families share a name in GGUF.
         reads_again: See `ModelConfig.read_again_at`.
         other_types: Further values of `model_type` of the architecture.
-        in_peft: Prefix of the names of the decoder's modules in transformers.
+        in_peft: Prefix of the names of the decoder's modules in transformers; of its layers if it ends with "h.".
     """
 
     model_type: str
@@ -233,6 +234,12 @@ FAMILIES = {
     "Cohere2MoeForCausalLM": Family("cohere2_moe", Cohere2MoeFile, Cohere2MoeFile.variant, "", "Cohere 2, experts"),
     "ApertusForCausalLM": Family("apertus", ApertusFile, variants.apertus, "apertus"),
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
+    "GPTNeoXForCausalLM": Family(
+        "gpt_neox", GptNeoxFile, GptNeoxFile.variant, "gptneox", "GPT-NeoX, Pythia", in_peft="gpt_neox."
+    ),
+    "FalconForCausalLM": Family(
+        "falcon", FalconFile, FalconFile.variant, "falcon", "Falcon 7B to 180B, Falcon 2", in_peft="transformer.h."
+    ),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
     "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "lfm2", "LFM2, dense"),
     "Lfm2MoeForCausalLM": Family("lfm2_moe", Lfm2MoeFile, Lfm2MoeFile.variant, "lfm2moe", "LFM2, experts"),

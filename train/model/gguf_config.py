@@ -33,6 +33,8 @@ _GEMMA = ("gemma2", "gemma3")
 # Architectures with LayerNorm, and the name of its epsilon in config.json.
 _LAYER_NORM = {
     **dict.fromkeys(("phi2", "stablelm", "jais2", "cohere2", "command-r"), "layer_norm_eps"),
+    "gptneox": "layer_norm_eps",
+    "falcon": "layer_norm_epsilon",
     "starcoder2": "norm_epsilon",
     "nemotron": "norm_eps",
     "olmo": "rms_norm_eps",  # config.json of OLMo has no epsilon: it is the same in every model
@@ -91,6 +93,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         **keys_of_linear(fields),
         **latent,
         **_layer_norm_variant(name, tensors),
+        **_by_heads(fields, tensors, _part(rotated, width)),
         **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
         **_shared(fields, tensors),
     }
@@ -225,6 +228,23 @@ def _layer_norm_variant(name: str, tensors: Mapping[str, TensorEntry]) -> dict[s
     if name == "glm4moe":
         return {"use_qk_norm": f"{first}self_attn.q_norm.weight" in tensors}
     return {"use_bias": f"{first}self_attn.o_proj.bias" in tensors} if name in ("starcoder2", "ernie4_5") else {}
+
+
+def _by_heads(fields: GgufFields, tensors: Mapping[str, TensorEntry], part: float) -> dict[str, Any]:
+    """Return the keys of GPT-NeoX or Falcon. part: share of a head that is rotated."""
+    name = fields.architecture
+    if name == "gptneox":
+        parallel = fields.get("gptneox.use_parallel_residual", bool, True)
+        biased = "model.layers.0.attention.dense.bias" in tensors
+        rope = {"rotary_emb_base": _theta(fields), "rotary_pct": part}
+        return {**rope, "use_parallel_residual": parallel, "attention_bias": biased}
+    if name != "falcon":
+        return {}
+    heads = _key_heads(fields, fields.needed("falcon.attention.head_count", int))
+    norms = 2 if "model.layers.0.ln_attn.weight" in tensors else 1
+    width = fields.needed("falcon.feed_forward_length", int)
+    keys = {"num_kv_heads": heads, "num_ln_in_parallel_attn": norms, "ffn_hidden_size": width}
+    return {"new_decoder_architecture": True, **keys}
 
 
 def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:

@@ -175,9 +175,12 @@ def tensor_name(names: Any, name: str) -> str:
     return found
 
 
-def _forms(name: str) -> tuple[str, str]:
-    """Return a tensor's name, and its name in early files of Nemotron-H."""
-    return name, name.replace("model.", "backbone.", 1)
+def _forms(name: str) -> Iterator[str]:
+    """Yield a tensor's name, and its names in early files of Nemotron-H, in GPT-NeoX and in Falcon."""
+    yield name
+    for prefix in ("backbone.", "gpt_neox."):
+        yield name.replace("model.", prefix, 1)
+    yield name.replace("model.layers.", "transformer.h.", 1).replace("model.", "transformer.", 1)
 
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:

@@ -27,6 +27,7 @@ ROTATE_IN_WINDOWS = ("cohere2", "exaone4", "exaone-moe", "afmoe")  # layers with
 ACTIVATIONS = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "phi2", "starcoder2"), "gelu_tanh"),
     "apertus": "xielu",
+    **dict.fromkeys(("gptneox", "falcon"), "gelu"),  # in llama.cpp the tanh form, whatever a model has
     **dict.fromkeys(("arcee", "nemotron", "jais2", *NEMOTRONS), "relu2"),
 }
 # Parts of names of the modules whose biases llama.cpp does not load, by architecture.
@@ -39,4 +40,5 @@ UNBIASED = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "deepseek2", "minicpm3"), ("_proj.",)),
     "ernie4_5-moe": ("_proj.", "lm_head."),
     "glm4": ("mlp.",),
+    "falcon": (".self_attention.", ".mlp."),
 }

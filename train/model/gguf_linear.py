@@ -40,6 +40,8 @@ def order_of(config: ModelConfig, name: str) -> tuple[str, np.ndarray] | None:
     Returns:
         The axis, "rows" or "columns", and the index in Hugging Face's order of each of GGUF's rows or columns.
     """
+    if config.qkv_proj and f".{config.qkv_proj}" in name:
+        return "rows", _queries_first(config)
     c = config.linear
     if not isinstance(c, LinearAttention) or c.heads == c.key_heads or c.projected == "by_head":
         return None
@@ -52,6 +54,13 @@ def order_of(config: ModelConfig, name: str) -> tuple[str, np.ndarray] | None:
     if part in ("in_proj_b", "in_proj_a", "A_log", "dt_bias"):
         return "rows", heads
     return {"in_proj_z": ("rows", values), "out_proj": ("columns", values)}.get(part)
+
+
+def _queries_first(config: ModelConfig) -> np.ndarray:
+    """Return the rows of `qkv_proj` of all queries, then of all keys, then of all values."""
+    groups, width = config.num_key_value_heads, config.head_dim
+    rows = np.arange((config.num_attention_heads + 2 * groups) * width).reshape(groups, -1, width)
+    return np.concatenate([part.reshape(-1) for part in (rows[:, :-2], rows[:, -2], rows[:, -1])])
 
 
 def rows_by_head(c: LinearAttention) -> dict[str, np.ndarray]:

@@ -141,6 +141,8 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     # These properties have no keys: llama.cpp fixes them by architecture.
     if config.hidden_act != ACTIVATIONS.get(architecture, "silu"):
         yield f"the activation {config.hidden_act}"
+    if architecture == "gptneox" and not config.qkv_bias:
+        yield "attention without biases"
     if config.use_rope != _rotates(config, architecture):
         yield f"rotary embeddings in other layers than {architecture} has them"
     capped = config.logit_softcap > 0 if architecture in SHARING else architecture == "gemma2"

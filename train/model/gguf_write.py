@@ -168,7 +168,7 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
         writer.add_clamp_kqv(config.clip_qkv)
     if architecture not in SHARING and (any(windows) or architecture == "phi3"):  # Phi-3 files state 0 for no window
         writer.add_sliding_window(max(windows))
-    if architecture == "stablelm":
+    if architecture in ("stablelm", "gptneox"):
         writer.add_parallel_residual(config.parallel)
     if any(windows) and architecture == "olmo2":
         writer.add_sliding_window_pattern([window > 0 for window in windows])

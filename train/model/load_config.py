@@ -28,12 +28,19 @@ _ACTIVATIONS = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
     "relu2": "relu2",
     "xielu": "xielu",
 }
-_ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")  # files with another one do not use the last
+_ACTIVATION_KEYS = (
+    "hidden_activation",
+    "mlp_hidden_act",
+    "activation",
+    "hidden_act",
+)  # files with another one do not use the last
 _USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
-_UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate use
+_UNGATED = ("gelu", "relu2", "xielu")  # activations that only MLPs without a gate use
 
 
 def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:

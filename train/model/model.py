@@ -244,7 +244,7 @@ class Model(Attention):
         with keeping_matmuls(self.kept.projections > 0):
             o_proj, attended, keys = self._attended(index, y, inputs, cache, shared)
         if c.parallel:
-            h = self._mlp_half(index, h, inputs, cache, own, y)
+            h = self._mlp_half(index, h, inputs, cache, own, y if c.mlp_norm == before else None)
             return self._to_stream(prefix, o_proj, after, attended, h, inputs, last=True)
         last, scale = not c.has_mlp(index), c.attention_out_scale
         h = self._to_stream(prefix, o_proj, after, attended, h, inputs, last=last, scale=scale)
@@ -325,9 +325,9 @@ class Model(Attention):
             each, most = mlp_row_bytes(c, self.dtype.itemsize), self.mlp_chunk_bytes or MLP_CHUNK_BYTES
             above = MLP_CHUNKS_ABOVE if self.mlp_chunks_above is None else self.mlp_chunks_above
             if rows := chunk_rows(h.shape[0], each, most, above):
-                # Without y, nothing else reads h, so its gradient may replace it.
+                # If attention does not read h, nothing else does, so its gradient may replace it.
                 fn = partial(self._mlp, index, inputs, None)
-                return in_row_chunks(fn, h, rows, *own, spent=y is None, kept=kept, staying=staying)
+                return in_row_chunks(fn, h, rows, *own, spent=not c.parallel, kept=kept, staying=staying)
         with keeping_matmuls(kept > 0, staying=kept == staying > 0):
             return self._mlp(index, inputs, y, h, *own)
 

@@ -41,6 +41,8 @@ class ModelConfig:
         q_norm, k_norm, o_proj, gate_proj, up_proj, down_proj: Paths within a layer.
         attention: Path of the module with q_proj, k_proj and v_proj.
         fused: Whether q, k and v are one projection, and gate and up another.
+        qkv_proj: Path of a projection of q, k and v in one, or "". Its rows are those of each key head's queries, the
+            key and the value, head by head.
         gate_up_proj: Path of a projection of gate and up in one, or "".
         qk_norm_whole: Whether q and k are normed over all heads at once.
         qk_norm_last: Whether q and k are normed after their rotation.
@@ -59,7 +61,8 @@ class ModelConfig:
         kv_sources: Index of the layer whose keys and values each layer uses; () if all use their own.
         latent: Sizes of multi-head latent attention, in all layers. head_dim is then that of queries and keys.
         gated: Whether the MLP multiplies up by the activation of gate. Otherwise it is the activation of up.
-        parallel: Whether attention and MLP read the same norm and are both added to the residual stream.
+        parallel: Whether attention and MLP read the same residual stream, to which both are added. They share a norm if
+            attention_norm is mlp_norm.
         linear: Sizes of linear attention, Mamba-2 or a convolution, which layers have instead of attention.
         experts: Sizes of the experts, which layers have instead of an MLP.
         mixing_layers, mlp_layers: Whether each layer has attention or its replacement, and an MLP; () means all.
@@ -136,6 +139,7 @@ class ModelConfig:
     clip_qkv: float = field(default=0.0, repr=False)
     q_norm: str = field(default="self_attn.q_norm", repr=False)
     k_norm: str = field(default="self_attn.k_norm", repr=False)
+    qkv_proj: str = field(default="", repr=False)
     gate_up_proj: str = field(default="", repr=False)
     o_proj: str = field(default="self_attn.o_proj", repr=False)
     gate_proj: str = field(default="mlp.gate_proj", repr=False)

@@ -48,10 +48,11 @@ INDEX_FILE, SINGLE_FILE, GGUF = "model.safetensors.index.json", "model.safetenso
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FLOATS = tuple(_DTYPES)
 _MOST_LISTED = 8  # names in a message
-# Tensors that do not affect the output: tables that old files contain although the model computes them, constants of an
-# activation, and multi-token prediction layers.
+# Tensors that do not affect the output: tables and masks that old files contain although the model computes them,
+# constants of an activation, and multi-token prediction layers.
 _LEFT_OVER = re.compile(
-    r"^mtp\.|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias|act_fn\.(beta|eps))$"
+    r"^mtp\.|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|(attention\.|masked_)bias"
+    r"|act_fn\.(beta|eps))$"
 )
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 # Published files contain these even for layers that use another layer's keys and values.

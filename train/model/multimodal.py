@@ -237,6 +237,8 @@ def is_beside_text(name: str) -> bool:
 
 def name_in_peft(module: str, prefix: str) -> str:
     """Return PEFT's name of a module. prefix: `ModelConfig.in_peft`, of which the head has what "model." follows."""
+    if prefix.endswith(".h."):  # layers have another name than "layers"
+        prefix, module = prefix.removesuffix("h."), module.replace("model.layers.", "model.h.", 1)
     outer = prefix.partition("model.")[0] if "model." in prefix else ""
     return prefix + module.removeprefix("model.") if module.startswith("model.") else outer + module
 

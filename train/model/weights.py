@@ -70,6 +70,8 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
         **({config.attention_gate_proj: (gates, hidden)} if config.attention_gate_proj else {}),
         config.o_proj: (hidden, q_size),
     }
+    if config.qkv_proj:
+        attention = {config.qkv_proj: (q_size + 2 * kv_size, hidden), config.o_proj: (hidden, q_size)}
     if config.latent is not None:
         attention = config.latent.projections(hidden, config.num_attention_heads, config.o_proj)
     if (linear := config.linear_of(layer)) is not None:
@@ -220,7 +222,7 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
 def _biased(config: ModelConfig, layer: int) -> dict[str, bool]:
     """Return whether a layer's projections have a bias, by path; those that are not listed have one as its MLP."""
     found = {f"{config.attention}.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
-    found[config.attention_gate_proj] = False
+    found |= {config.attention_gate_proj: False, config.qkv_proj: config.qkv_bias}
     linear = config.linear_of(layer)
     return found | (config.latent.biases if config.latent else {}) | (linear.biased if linear is not None else {})
 
