@@ -84,6 +84,13 @@ def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> Non
         (["finetune", "--rnak", "3"], "unknown argument --rnak (did you mean --lora-r?): see wgrad finetune --help"),
         (["finetune", "--rnak=3"], "unknown argument --rnak (did you mean --lora-r?)"),
         (["finetune", "stray", *NEEDED], "unknown argument stray: see wgrad finetune --help"),
+        (
+            ["finetune", *NEEDED, "--columns", "prompt=a", "text=b", "answer=c"],
+            "unknown argument text=b (write --columns before each value: --columns OURS=THEIRS --columns OURS=THEIRS)",
+        ),
+        (["finetune", *NEEDED, "--data=d", "e"], "unknown argument e (write --data before each value"),
+        (["finetune", *NEEDED, "--out", "my", "run"], "unknown argument run (--out takes one value: put a value with"),
+        (["finetune", *NEEDED, "--full", "x"], "unknown argument x: see wgrad finetune --help"),
         (["--bogus"], "unknown argument --bogus"),
         (["finetune", "--epoch", "3", *NEEDED], "unknown argument --epoch (did you mean --epochs?)"),
         (["finetune", "--lora-r"], "argument --lora-r: expected one argument: see wgrad finetune --help"),

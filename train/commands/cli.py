@@ -256,7 +256,7 @@ def _main(argv: Sequence[str] | None) -> int:
         args, unknown = parser.parse_known_args(words)
         if unknown:
             commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices
-            commands.get(args.command or "", parser).refuse_unknown(unknown)
+            commands.get(args.command or "", parser).refuse_unknown(unknown, words)
         if args.command is None:
             parser.print_help()
             return 0

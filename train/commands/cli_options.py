@@ -106,15 +106,27 @@ class Parser(argparse.ArgumentParser):
             formatter.add_arguments([named[name] for name in names])
             formatter.end_section()
 
-    def refuse_unknown(self, unknown: list[str]) -> None:
-        """Raise WgradError for arguments that no option takes, suggesting the option that was meant."""
+    def refuse_unknown(self, unknown: list[str], words: Sequence[str]) -> None:
+        """Raise WgradError for arguments that no option takes, suggesting what was meant. words: the command line."""
         if not unknown:
             return
+        if not unknown[0].startswith("-"):
+            self.error(f"unknown argument {unknown[0]}{self._second_value(unknown[0], words)}")
         word = unknown[0].split("=")[0]
         fields = [action.dest for action in self._actions]
         switches = {a.dest for a in self._actions if any(text.startswith("--no-") for text in a.option_strings)}
-        hint = option_hint(word, fields, "--", switches) if word.startswith("-") else ""
-        self.error(f"unknown argument {word}{hint}")
+        self.error(f"unknown argument {word}{option_hint(word, fields, '--', switches)}")
+
+    def _second_value(self, word: str, words: Sequence[str]) -> str:
+        """Return how to write a word that follows the one value of an option; "" if it does not."""
+        before = words[: words.index(word)] if word in words else []
+        name = next((text for text in reversed(before) if text.startswith("--")), "").partition("=")[0]
+        action = self._option_string_actions.get(name)
+        if action is None or action.nargs is not None:
+            return ""
+        if isinstance(action, argparse._AppendAction):
+            return f" (write {name} before each value: {name} {action.metavar} {name} {action.metavar})"
+        return f" ({name} takes one value: put a value with blanks in quotes)"
 
 
 class _HelpAll(argparse.Action):
