@@ -368,9 +368,9 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
 
 
 def test_text_is_written_with_as_many_layers_on_the_device_as_a_limit_allows(
-    make_checkpoint: Any, card: Any, capsys: pytest.CaptureFixture[str]
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It takes the planned memory, and the text is the same."""
+    """It takes the planned memory, and the text is the same. Free memory is a limit if streamed weights fit into it."""
     folder = make_checkpoint(num_hidden_layers=12, hidden_size=96, intermediate_size=256, head_dim=24)
     model, placings = load_model_config(folder), dict[Placing, int]()
 
@@ -397,6 +397,11 @@ def test_text_is_written_with_as_many_layers_on_the_device_as_a_limit_allows(
     assert card.memory().peak_reserved_bytes <= kept + limit
     card.limit_memory(None)
     assert text == write(wgpu_sibling(), Placing("off"))
+    card.facts = {**card.facts, "memory_bytes": limit}
+    for free, fits in ((0, False), (least * 17 // 16, False), (limit * 18 // 16, True)):  # 1 / 16 stays free
+        monkeypatch.setattr(type(card), "free_memory", lambda self, free=free: free)
+        found = compile_ahead(card, "auto", None, model, run, Display())
+        assert found.stream == "on" and (found.resident > 2) is fits and (card._pool.limit is not None) is fits
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])

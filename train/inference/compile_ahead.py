@@ -65,7 +65,9 @@ def compile_ahead(
                     placing = Placing("on")
                 dry = run_dry(placing, limit)
             if dry is not None and placing == Placing("on") and not device.shared_memory:
-                most = limit or (free_room(device).limit if auto else None) or None  # without room the driver decides
+                most = limit or (free_room(device).limit if auto else None)
+                if limit is None and most is not None and dry.memory().peak_reserved_bytes > plannable(most):
+                    most = None  # not even streamed weights fit into what is free: as in training, the driver decides
                 if most is not None:
                     search = _with_slots(placing, model, most, run_dry, rows) if model.experts and rows else None
                     placing, dry = search or _with_most_resident(placing, dry, model, most, run_dry)
