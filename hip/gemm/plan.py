@@ -70,14 +70,14 @@ def dense(
     multiples of 16 bytes.
     """
     m, n, k = mnk
-    # Elements of a row of each operand: what vector loads must divide.
-    rows = {"nn": (k, n), "nt": (k,), "tn": (m, n), "tt": (m, k)}[layout]
-    by8 = aligned and not any(row % 8 for row in rows)
-    by4 = aligned and not any(row % 4 for row in rows)
     if m == 1 and layout[1] == "t" and batch == 1:  # [K, 1] and [1, K] are the same
         return Plan("gemv", "gemv" if aligned and k % 8 == 0 else "gemv_unaligned", _GEMV, kinds=True)
     if layout == "tt":
         return _wide(gpu, "gemm_any_tt", mnk, batch, True)
+    # Elements of a row of each operand: what vector loads must divide.
+    rows = {"nn": (k, n), "nt": (k,), "tn": (m, n)}[layout]
+    by8 = aligned and not any(row % 8 for row in rows)
+    by4 = aligned and not any(row % 4 for row in rows)
     if _on_matrix16(gpu, kinds, out):
         shape, tile = _shape(gpu, m, n, batch)
         if not by8:
