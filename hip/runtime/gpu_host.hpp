@@ -70,7 +70,8 @@ namespace gpu::host {
 struct Machine {
   unsigned thread, block[3], grid[3];
   unsigned wave_size;
-  void (*barrier)(unsigned line);  // of the source: the compiler may make several calls of one
+  // line: of the source, as the compiler may make several calls of one. all: for global memory too, not for LDS alone.
+  void (*barrier)(unsigned line, bool all);
   // Leaves `bytes` of the calling lane, waits for the whole wave, and gives the table of what all lanes left (one every
   // SLOT bytes; of a lane that has ended, NaN). Valid until the lane's next meeting.
   const char* (*meet)(unsigned kind, const void* mine, unsigned bytes);
@@ -125,11 +126,11 @@ GPU_FN unsigned grid_x() { return gpu_host_machine->grid[0]; }
 GPU_FN unsigned grid_y() { return gpu_host_machine->grid[1]; }
 GPU_FN unsigned grid_z() { return gpu_host_machine->grid[2]; }
 
-GPU_FN void barrier(unsigned line = __builtin_LINE()) { gpu_host_machine->barrier(line); }
+GPU_FN void barrier(unsigned line = __builtin_LINE()) { gpu_host_machine->barrier(line, true); }
 GPU_FN unsigned low_halves(unsigned a, unsigned b) { return (a & 0xffffu) | b << 16; }
 GPU_FN unsigned high_halves(unsigned a, unsigned b) { return a >> 16 | (b & 0xffff0000u); }
-GPU_FN void local_barrier(unsigned line = __builtin_LINE()) { gpu_host_machine->barrier(line); }
-GPU_FN void lds_barrier(unsigned line = __builtin_LINE()) { gpu_host_machine->barrier(line); }
+GPU_FN void local_barrier(unsigned line = __builtin_LINE()) { gpu_host_machine->barrier(line, false); }
+GPU_FN void lds_barrier(unsigned line = __builtin_LINE()) { gpu_host_machine->barrier(line, false); }
 GPU_FN void sched_fence() {}
 template <class T>
 GPU_FN T optimization_barrier(T x) {

@@ -67,6 +67,14 @@ extern "C" GPU_KERNEL(64) void race(float* y, u32 what) {
   if (what == 3) memory[t] = 1.f, barrier(), y[t] = memory[other], barrier(), memory[t] = 2.f;
   if (what == 4) memory[t] = 1.f, y[t] = memory[t ^ 1], y[t] += memory[64];  // its own, and what nobody writes
 }
+extern "C" GPU_KERNEL(64) void race_outside(float* y, u32 what) {
+  u32 other = (thread() + GPU_WAVE) % 64, t = thread();
+  if (what == 0) y[t] = 1.f, y[t + 64] = y[other];
+  if (what == 1) y[t] = 1.f, local_barrier(), y[t + 64] = y[other];  // orders LDS alone
+  if (what == 2) y[t] = 1.f, lds_barrier(), y[other] = 2.f;
+  if (what == 3) y[t] = 1.f, barrier(), y[t + 64] = y[other], local_barrier(), y[t] = y[t + 64];
+  if (what == 4) y[t] = 1.f, y[t + 64] = y[t ^ 1] + y[128];
+}
 extern "C" GPU_KERNEL(64) void spill(float* y, u32 n) {
   float kept[64];
   for (u32 i = 0; i < 64; i++) kept[(i * n + thread()) % 64] = float(i);
@@ -204,14 +212,17 @@ def test_lanes_that_leave_a_loop_are_not_mixed_up(probe: Any) -> None:
 
 
 @pytest.mark.parametrize("what", range(5))
-def test_waves_that_share_lds_are_found(emulator: Any, probe: Any, blocking: None, what: int) -> None:
+@pytest.mark.parametrize(("kernel", "memory"), [("race", "LDS"), ("race_outside", "global memory")])
+def test_waves_that_share_memory_are_found(
+    emulator: Any, probe: Any, blocking: None, kernel: str, memory: str, what: int
+) -> None:
     """By epochs between barriers, whichever wave runs first. gfx942 has one wave here, whose lanes are in order."""
     if what > 2 or probe.waves == 1:
-        probe("race", what)
+        probe(kernel, what)
     else:
         with pytest.raises(DeviceLost):
-            probe("race", what)
-        assert "two waves use the same bytes of LDS between two barriers" in emulator.last_failure
+            probe(kernel, what)
+        assert f"two waves use the same bytes of {memory} between two barriers" in emulator.last_failure
         emulator.clear()
 
 

@@ -57,23 +57,26 @@ std::unordered_map<uintptr_t, std::list<uintptr_t>::iterator> in_l1;
 std::vector<Access> logs[MOST];  // by work-item
 bool logged = false;
 
-// Who has used two bytes of LDS, and after how many barriers, last of all. Without a barrier in between the order of two
-// waves is anybody's guess; the lanes of one are in order.
+// Who has used two bytes of memory, and after how many barriers, last of all. Without a barrier in between the order of
+// two waves is anybody's guess; the lanes of one are in order. What a wave has stored in global memory reaches the others
+// behind a barrier for all memory. What it has loaded may be overwritten behind any: it waits for its loads to use them.
 struct Use {
   unsigned written, read;  // epochs, 0: never
   unsigned writer, reader;
 };
 constexpr unsigned SEVERAL = ~0u;
-unsigned epoch = 1;
-std::map<const char*, std::vector<Use>> used;  // by LDS array
+unsigned epoch = 1, visible = 1;  // visible: the first epoch whose stores to global memory other waves need not see yet
+std::map<const char*, std::vector<Use>> used;                // by LDS array
+std::unordered_map<uintptr_t, std::vector<Use>> used_pages;  // of global memory
+constexpr uintptr_t PAGE = 4096;
 
-bool races(const char* array, size_t first, unsigned bytes, bool store, unsigned wave) {
-  std::vector<Use>& uses = used[array];
+// since: the first epoch that no barrier has ended for this memory.
+bool races(std::vector<Use>& uses, size_t first, unsigned bytes, bool store, unsigned wave, unsigned since) {
   if (uses.size() < (first + bytes + 1) / 2) uses.resize((first + bytes + 1) / 2);
   bool found = false;
   for (size_t at = first / 2; at < (first + bytes + 1) / 2; at++) {
     Use& use = uses[at];
-    found |= use.written == epoch && use.writer != wave;
+    found |= use.written >= since && use.writer != wave;
     found |= store && use.read == epoch && use.reader != wave;
     if (store) {
       use.written = epoch, use.writer = wave;
@@ -156,20 +159,30 @@ void count_launch(const char* kernel, unsigned wave, unsigned line, bool cdna) {
   lanes_of_wave = wave;
   line_bytes = line;
   cdna_rules = cdna;
-  l1.clear(), in_l1.clear();
+  l1.clear(), in_l1.clear(), used_pages.clear();
 }
 void count_l1(size_t lines) { l1_lines = lines; }
 
-bool count_access(unsigned thread, const void* address, unsigned bytes, bool store, const void* site) {
+const char* count_access(unsigned thread, const void* address, unsigned bytes, bool store, const void* site) {
   const char* array = lds_array(address);
-  if (!array && !inside(address, bytes)) return false;
+  if (!array && !inside(address, bytes)) return nullptr;
   logs[thread].push_back(
       {site, 0, thread % lanes_of_wave, reinterpret_cast<uintptr_t>(address), bytes, store, array != nullptr});
   logged = true;
-  return array && races(array, size_t(static_cast<const char*>(address) - array), bytes, store, thread / lanes_of_wave);
+  const unsigned wave = thread / lanes_of_wave;
+  if (array) {
+    const size_t at = size_t(static_cast<const char*>(address) - array);
+    return races(used[array], at, bytes, store, wave, epoch) ? "LDS" : nullptr;
+  }
+  const uintptr_t at = reinterpret_cast<uintptr_t>(address);  // an access lies within a page, as it is aligned
+  return races(used_pages[at / PAGE], at % PAGE, bytes, store, wave, visible) ? "global memory" : nullptr;
 }
-void count_group() { used.clear(), epoch = 1; }
-void count_barrier() { epoch++; }
+// Epochs go on from one work-group to the next, so what the last one did is over.
+void count_group() { used.clear(), count_barrier(true); }
+void count_barrier(bool all) {
+  epoch++;
+  if (all) visible = epoch;
+}
 
 void count_wave(unsigned first, unsigned lanes) {
   if (!logged) return;

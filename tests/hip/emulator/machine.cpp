@@ -65,6 +65,7 @@ struct Fiber {
   State state;
   unsigned kind, parity;
   unsigned line;   // of the barrier
+  bool all;        // which is for global memory too
   unsigned stack;  // which it has
 };
 
@@ -142,9 +143,10 @@ void yield() {
   siglongjmp(escape, 1);
 }
 
-void barrier(unsigned line) {
+void barrier(unsigned line, bool all) {
   fibers[machine.thread].state = State::AT_BARRIER;
   fibers[machine.thread].line = line;
+  fibers[machine.thread].all = all;
   yield();
 }
 
@@ -230,22 +232,24 @@ bool run_wave(unsigned wave, unsigned threads, bool backwards) {
 void run_group(unsigned threads, bool backwards) {
   for (Local& local : locals) memset(local.first, 0xff, local.bytes);
   count_group();
-  for (unsigned i = 0; i < threads; i++) fibers[i] = {nullptr, State::NEW, 0, 0, 0, 0};
+  for (unsigned i = 0; i < threads; i++) fibers[i] = {nullptr, State::NEW, 0, 0, 0, false, 0};
   unsigned waves = (threads + machine.wave_size - 1) / machine.wave_size;
   for (;;) {
     for (unsigned i = 0; i < waves; i++)
       while (run_wave(backwards ? waves - 1 - i : i, threads, backwards)) {
       }
     unsigned live = 0;
+    bool all = true;
     for (unsigned i = 0; i < threads; i++)
       if (fibers[i].state == State::AT_BARRIER) {
         fibers[i].state = State::READY;
+        all &= fibers[i].all;
         live++;
       }
     if (!live) return;
     // A card goes on without a wave that has ended, and its barriers are then not those that the source means.
     if (live < threads) fail("a wave has ended, and others wait at a barrier");
-    count_barrier();
+    count_barrier(all);
   }
 }
 
@@ -323,8 +327,9 @@ std::string run(const Launch& launch, bool* illegal) {
   machine = {0, {0, 0, 0}, {launch.grid[0], launch.grid[1], launch.grid[2]}, wave, barrier, meet, shared,
              [](const char* message) { fail(message); },
              [](const void* address, unsigned bytes, bool store, const void* site) {
-               if (count_access(machine.thread, address, bytes, store, site))
-                 fail("two waves use the same bytes of LDS between two barriers, and one of them writes");
+               if (const char* what = count_access(machine.thread, address, bytes, store, site))
+                 fail(std::string("two waves use the same bytes of ") + what +
+                      " between two barriers, and one of them writes");
              }};
   *launch.machine = &machine;
   left = NO_STACK;
