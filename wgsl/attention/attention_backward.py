@@ -178,7 +178,7 @@ def _backward_dkv(
     tiles = ceil_div(queries, tile.rows)
     of_heads = [_Part(0, batch, 0, kv_heads)] if stored is None else list(stored.parts(batch, kv_heads))
     groups = tiles * of_heads[0].batch * of_heads[0].kv_heads
-    wanted = ceil_div(chosen.wanted_groups, groups)
+    wanted = ceil_div(int(chosen.wanted_groups * (units.filling if units else 1.0)), groups)
     head_splits = min((n for n in range(1, group + 1) if group % n == 0 and n >= wanted), default=group)
     seen = min(queries, window + tile.rows) if window else queries
     alone = ceil_div(8 * tile.rows * seen * group * width, int(MOST_ON_UNITS if units else MOST_OF_A_WORKGROUP))

@@ -128,7 +128,7 @@ _EIGHT, _FOUR, _TWO = MatrixRows(8), MatrixRows(4), MatrixRows(2)
 _EIGHT_PAIRED, _FOUR_PAIRED = replace(_EIGHT, pairs=True), replace(_FOUR, pairs=True)
 _IN_TURNS = replace(_FOUR_PAIRED, in_turns=True)
 _KEYS, _FEW_KEYS = MatrixKeys(8), MatrixKeys(4, pairs=False)
-_KEYS_OF_MANY = MatrixKeys(4, least_groups=2048)
+_KEYS_ALONE, _PAIRS_OF_KEYS = replace(_KEYS, pairs=False), MatrixKeys(4, filling=1.5)
 _EIGHT_OF_MANY, _PAIRED_OF_MANY = replace(_EIGHT, least_groups=1024), replace(_EIGHT_PAIRED, least_groups=2048)
 # By kernel, best first (measured on an H100, bench/notes/tensor-cores.md): the least width of a head, and the tile. Two
 # workgroups of _FOUR_PAIRED run at once on a compute unit; for wide heads that takes _IN_TURNS. With so many workgroups
@@ -139,10 +139,11 @@ TILES: dict[str, tuple[tuple[int, MatrixRows | MatrixKeys], ...]] = {
         *((0, _FOUR_PAIRED), (0, _EIGHT), (0, _FOUR), (0, _TWO)),
     ),
     "dq": ((128, _EIGHT_PAIRED), (96, _EIGHT), (96, _FOUR), (0, _FOUR_PAIRED), (0, _FOUR), (0, _TWO)),
-    # Two workgroups of _KEYS_OF_MANY run at once on a compute unit. Subgroups of 64 lanes take tiles of 32 queries.
+    # At least two workgroups of _PAIRS_OF_KEYS run at once on a compute unit; for heads of 128 they are too slow alone.
+    # Subgroups of 64 lanes take tiles of 32 queries.
     "dkv": (
-        *((96, _KEYS), (0, _KEYS_OF_MANY), (0, _KEYS), (0, replace(_KEYS, pairs=False))),
-        *((0, replace(_KEYS, pairs=False, columns=32)), (0, _FEW_KEYS), (0, replace(_FEW_KEYS, columns=32))),
+        *((96, _KEYS), (96, _KEYS_ALONE), (0, _PAIRS_OF_KEYS), (0, _KEYS_ALONE)),
+        *((0, replace(_KEYS_ALONE, columns=32)), (0, _FEW_KEYS), (0, replace(_FEW_KEYS, columns=32))),
     ),
 }
 STORED = MatrixStored(4, 4)  # dq from stored ds

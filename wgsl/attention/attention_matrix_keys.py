@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.cooperative_shapes import BLOCK, Shape
@@ -20,7 +21,7 @@ class MatrixKeys:
 
     pairs: they share 32 keys, not 16. That takes a subgroup twice the registers, and half as many loads.
     lanes: of a subgroup.
-    least_groups: workgroups that the problem must have for this tile.
+    filling: workgroups that fill a device, over those that fill it with other tiles.
     """
 
     subgroups: int
@@ -28,7 +29,8 @@ class MatrixKeys:
     pairs: bool = True
     lanes: int = 32
     shape: Shape = BLOCK  # of one cooperative matrix
-    least_groups: int = field(default=0, compare=False)
+    filling: float = field(default=1.0, compare=False)
+    least_groups: ClassVar[int] = 0  # unlike MatrixRows, for problems of any size
 
     @property
     def _blocks(self) -> int:
