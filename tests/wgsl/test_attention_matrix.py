@@ -21,7 +21,7 @@ from wgrad.autograd.selftest.run import call_case, to_host
 from wgrad.wgsl.attention import attention_backward, attention_matrix
 from wgrad.wgsl.attention.attention_matrix import MatrixRows
 from wgrad.wgsl.attention.attention_matrix_keys import PAIRED_LANES, MatrixKeys
-from wgrad.wgsl.attention.attention_plan import Plan, Tile
+from wgrad.wgsl.attention.attention_plan import Plan, Tile, plan
 
 PREFILL = attention_case("prefill on a cache", (1, 19, 4, 2, 32), F16, keys=130, cache_len=62)
 _KERNELS = {"forward": {"attention_matrix"}, "backward": {"attention_matrix_dq", "attention_matrix_dkv"}}
@@ -218,7 +218,8 @@ def test_shapes_get_their_tiles_on_tensor_cores(matrix_device: Any) -> None:
     assert rows("forward", 1, 1024, 32, 64, memory=32768) == 64
     # dk and dv of 128 keys, in pairs, where those fill the GPU.
     assert [rows("dkv", 1, queries, 32, 128) for queries in (16, 1023, 1024)] == [64, 64, 128]
-    assert [rows("dkv", 4, queries, 32, 64) for queries in (1023, 1024)] == [128, 64]  # two of 64 run at once
+    assert [tile("dkv", 1, 1024, 32, width).subgroups for width in (64, 128)] == [4, 8]  # two of four run at once
+    assert [tile("dkv", 1, 1023, 32, width).pairs for width in (64, 128)] == [True, False]
     assert rows("dkv", 1, 1024, 32, 128, lanes=64) == rows("dkv", 1, 1024, 32, 128, memory=32768) == 64
     assert rows("dkv", 1, 64, 2, 128, memory=16384) == 32
     assert rows("dkv", 1, 64, 2, 128, memory=16000) is None  # its tiles do not fit
@@ -226,6 +227,38 @@ def test_shapes_get_their_tiles_on_tensor_cores(matrix_device: Any) -> None:
         rows("dkv", 1, 15, 2, 64) is None and rows("dkv", 1, 64, 2, 40) is None and rows("dkv", 1, 64, 2, 256) is None
     )
     assert rows("dkv", 1, 64, 2, 64, dtype=np.float32) is None
+
+
+def test_few_workgroups_of_keys_are_divided_by_heads_and_then_by_queries(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four subgroups leave a GPU room for more workgroups than eight."""
+    found = []
+
+    def launch(device: Any, shader: str, arrays: Any, params: list[Any], *more: Any, **options: Any) -> None:
+        found.extend([params[5:7]] * (shader == "attention_matrix_dkv"))
+
+    def parts(batch: int, queries: int, heads: int, kv_heads: int, width: int) -> list[Any]:
+        dry = matrix_device.dry_run()
+        of_queries = dry.empty((batch, queries, heads, width), np.float16)
+        of_keys = dry.empty((batch, queries, kv_heads, width), np.float16)
+        lse, doc_start = dry.empty((batch, heads, queries)), dry.empty((batch, queries), np.int32)
+        dry.attention_backward(of_queries, of_queries, of_keys, of_keys, of_queries, lse, doc_start, scale=0.1)
+        return found.pop()
+
+    def of_gpu(device: Any, width: int) -> Plan:
+        chosen = plan(width, 49152, "DiscreteGPU")
+        assert chosen is not None
+        return chosen
+
+    monkeypatch.setattr(attention_backward, "launch_range", launch)
+    monkeypatch.setattr(attention_backward, "plan_of", of_gpu)
+    assert parts(1, 2048, 9, 3, 64) == [3, 2]  # 96 tiles; 384 are wanted, 512 before heads stay together
+    assert parts(1, 8192, 9, 3, 64) == [3, 1]  # 384
+    assert parts(1, 2048, 12, 12, 64) == [1, 1]
+    assert parts(1, 2048, 14, 2, 64) == [7, 1]
+    assert parts(1, 4096, 32, 8, 64) == [1, 1]
+    assert parts(1, 2048, 8, 2, 128) == [4, 1]  # 64, of eight subgroups: 256 are wanted
 
 
 def test_a_workgroup_has_at_most_as_many_subgroups_as_have_a_flag(matrix_device: Any) -> None:

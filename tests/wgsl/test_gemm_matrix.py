@@ -20,7 +20,7 @@ from wgrad.autograd.selftest import loss
 from wgrad.autograd.selftest.case import BF16, F16, F32, Case
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.matrix import decoded_cases, on_tile, product_cases, skinny_cases
-from wgrad.autograd.selftest.run import check_case
+from wgrad.autograd.selftest.run import call_case, check_case
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny
 from wgrad.wgsl.gemm.gemm import matmul
@@ -64,6 +64,14 @@ def test_cases_run_on_tensor_cores_within_the_limits(
     assert "gemm" not in matrix_device.launched  # no product of these cases goes anywhere else
     if case.name.split("/")[1] == "skinny":
         assert matrix_device.launched <= {"gemm_matrix_skinny", "gemm_reduce"}
+
+
+def test_a_dry_run_plans_a_matmul_anew_where_its_limits_change(matrix_device: Any) -> None:
+    """The check of a GPU compiles in advance what a dry run of its cases launches, on tiles that they force."""
+    dry = matrix_device.dry_run()
+    for tile in ("", "two"):
+        call_case(on_tile(gemm_case("plain", 264, 136, 72, F16), tile), dry)
+    assert len(dry.variants) == 2
 
 
 @pytest.mark.usefixtures("small_tiles")

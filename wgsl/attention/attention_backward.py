@@ -7,6 +7,7 @@ gradient of the scores (ds) of some heads at a time is stored, so that dq is one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -178,11 +179,14 @@ def _backward_dkv(
     tiles = ceil_div(queries, tile.rows)
     of_heads = [_Part(0, batch, 0, kv_heads)] if stored is None else list(stored.parts(batch, kv_heads))
     groups = tiles * of_heads[0].batch * of_heads[0].kv_heads
-    wanted = ceil_div(int(chosen.wanted_groups * (units.filling if units else 1.0)), groups)
-    head_splits = min((n for n in range(1, group + 1) if group % n == 0 and n >= wanted), default=group)
+    head_parts, query_parts = (units.parts_of_heads, units.parts_of_queries) if units else (1.0, 1.0)
+    filling = chosen.wanted_groups / groups
+    dividing = (n for n in range(1, group + 1) if group % n == 0 and n >= filling * head_parts)
+    head_splits = min(dividing, default=group)
     seen = min(queries, window + tile.rows) if window else queries
     alone = ceil_div(8 * tile.rows * seen * group * width, int(MOST_ON_UNITS if units else MOST_OF_A_WORKGROUP))
-    query_splits = min(ceil_div(max(wanted, alone), head_splits), ceil_div(queries, 4 * tile.columns))
+    wanted = max(math.ceil(filling * query_parts), alone)
+    query_splits = min(ceil_div(wanted, head_splits), ceil_div(queries, 4 * tile.columns))
     splits = head_splits * query_splits
     sums = [a if splits == 1 else device.empty((splits, *a.shape)) for a in (dk, dv)]
     vec = width % 4 == 0

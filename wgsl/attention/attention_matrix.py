@@ -128,7 +128,8 @@ _EIGHT, _FOUR, _TWO = MatrixRows(8), MatrixRows(4), MatrixRows(2)
 _EIGHT_PAIRED, _FOUR_PAIRED = replace(_EIGHT, pairs=True), replace(_FOUR, pairs=True)
 _IN_TURNS = replace(_FOUR_PAIRED, in_turns=True)
 _KEYS, _FEW_KEYS = MatrixKeys(8), MatrixKeys(4, pairs=False)
-_KEYS_ALONE, _PAIRS_OF_KEYS = replace(_KEYS, pairs=False), MatrixKeys(4, filling=1.5)
+_KEYS_ALONE = replace(_KEYS, pairs=False)
+_PAIRS_OF_KEYS = MatrixKeys(4, parts_of_heads=2.0, parts_of_queries=1.5)
 _EIGHT_OF_MANY, _PAIRED_OF_MANY = replace(_EIGHT, least_groups=1024), replace(_EIGHT_PAIRED, least_groups=2048)
 # By kernel, best first (measured on an H100, bench/notes/tensor-cores.md): the least width of a head, and the tile. Two
 # workgroups of _FOUR_PAIRED run at once on a compute unit; for wide heads that takes _IN_TURNS. With so many workgroups

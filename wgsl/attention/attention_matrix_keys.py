@@ -21,7 +21,8 @@ class MatrixKeys:
 
     pairs: they share 32 keys, not 16. That takes a subgroup twice the registers, and half as many loads.
     lanes: of a subgroup.
-    filling: workgroups that fill a device, over those that fill it with other tiles.
+    parts_of_heads, parts_of_queries: with fewer workgroups than so many of those that fill the device, a group's heads
+        are divided among workgroups, or a head's queries.
     """
 
     subgroups: int
@@ -29,7 +30,8 @@ class MatrixKeys:
     pairs: bool = True
     lanes: int = 32
     shape: Shape = BLOCK  # of one cooperative matrix
-    filling: float = field(default=1.0, compare=False)
+    parts_of_heads: float = field(default=1.0, compare=False)
+    parts_of_queries: float = field(default=1.0, compare=False)
     least_groups: ClassVar[int] = 0  # unlike MatrixRows, for problems of any size
 
     @property

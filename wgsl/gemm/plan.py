@@ -167,12 +167,13 @@ def plan(gemm: Gemm, limits: Limits, tile: AnyTile | None = None, splits: int | 
 
 def plan_on(device: Runtime, gemm: Gemm) -> Plan:
     """Choose the kernel for a GEMM on a device. A dry run, in which most GEMMs repeat, remembers the choice."""
-    known: dict[Gemm, Plan] | None = device.gemm_plans
+    known: dict[tuple[Limits, Gemm], Plan] | None = device.gemm_plans
+    limits = Limits.of(device)  # cases of the self-test change them
     if known is None:
-        return plan(gemm, Limits.of(device))
-    if gemm not in known:
-        known[gemm] = plan(gemm, Limits.of(device))
-    return known[gemm]
+        return plan(gemm, limits)
+    if (limits, gemm) not in known:
+        known[limits, gemm] = plan(gemm, limits)
+    return known[limits, gemm]
 
 
 def skinny_tile(skinny: Skinny, limits: Limits) -> SkinnyTile | None:
