@@ -210,6 +210,7 @@ fn load_gates(lid: u32) {
 // before their use, so that none waits for another.
   for (var away = 1u; away < 4u; away++) {
     storageBarrier();
+    workgroupBarrier();
     for (var e = lid; e < 256u * (4u - away); e += THREADS) {
       let c = e / 256u * 16u + e % 16u;
       let to = (e / 256u + away) * 16u + e / 16u % 16u;
