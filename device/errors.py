@@ -37,8 +37,16 @@ class NoGpu(DeviceError):
     """The binding, the driver or the GPU itself is missing: most likely this is no machine for that device."""
 
 
-class OutOfMemory(DeviceError):
+class DoesNotFit(DeviceError):
+    """Work is too large for the device; with a smaller batch, shorter sequences or other settings it may fit."""
+
+
+class OutOfMemory(DoesNotFit):
     """The device has no memory left for an array."""
+
+
+class TooLarge(DoesNotFit):
+    """Work is beyond a limit of the device other than its memory, as of a binding's bytes or a launch's workgroups."""
 
 
 class DeviceLost(DeviceError):

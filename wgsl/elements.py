@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import TooLarge
 from wgrad.device.memory import Array
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
@@ -77,7 +77,7 @@ def flat_parts(
     if most < step:
         step = max(int(most) // multiple, 1) * multiple
     if step == 0:
-        raise DeviceError(f"{multiple} elements do not fit one binding of {device.max_binding_bytes} bytes")
+        raise TooLarge(f"{multiple} elements do not fit one binding of {device.max_binding_bytes} bytes")
     for at in range(0, size, step):
         yield at, [device.view(a, (min(step, size - at),), at) for a in arrays]
 
@@ -94,7 +94,7 @@ def row_parts(device: Runtime, arrays: Sequence[Array | None]) -> Iterator[tuple
     align = max(256 // math.gcd(a.nbytes // rows, 256) for a in given)
     step = device.max_binding_bytes // widest // align * align
     if step == 0:
-        raise DeviceError(
+        raise TooLarge(
             f"{align} rows of {widest:,} bytes do not fit one binding of {device.max_binding_bytes:,} bytes;"
             " use a smaller batch or sequence length"
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, TooLarge
 from wgrad.device.expression import MOST_ARRAYS, SOURCES, Program, View, row_major
 from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, implements
@@ -50,7 +50,7 @@ def fused(
     strides, offset = place or (row_major(kept_shape), 0)
     order, n, rows = [*kept, *axes], math.prod(kept_shape), math.prod(shape[axis] for axis in axes)
     if max(n * rows, result.size, *(array.size for array in arrays), 0) >= 1 << 32:
-        raise DeviceError(f"fused: {list(shape)} has too many elements for this device; use a smaller batch")
+        raise TooLarge(f"fused: {list(shape)} has too many elements for this device; use a smaller batch")
     arrays = tuple(_apart(device, array, result) for array in arrays)
     seen = [tuple(of[axis] for axis in order) for of, _ in views]
     seen.append((*strides, *(0 for _ in axes)))

@@ -6,7 +6,7 @@ are first rearranged into halves.
 
 from __future__ import annotations
 
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import TooLarge
 from wgrad.device.memory import Array
 from wgrad.hip.decoding.decoding import kv_append
 from wgrad.hip.elements import GROUP, PER, implements, type_code, type_codes
@@ -121,10 +121,10 @@ def _items(name: str, x: Array) -> int:
     """Return the work-items for x [N, H, D], eight pairs each.
 
     Raises:
-        DeviceError: There are more than the kernel can count.
+        TooLarge: There are more than the kernel can count.
     """
     n, heads, width = x.shape
     items = n * heads * -(-(width // 2) // PER)
     if items >= _MOST_ITEMS:
-        raise DeviceError(f"{name} {list(x.shape)} needs {items:,} work-items, the kernel counts up to 2^32; split it")
+        raise TooLarge(f"{name} {list(x.shape)} needs {items:,} work-items, the kernel counts up to 2^32; split it")
     return items

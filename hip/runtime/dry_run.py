@@ -12,7 +12,8 @@ from wgrad.hip.runtime.runtime import Runtime
 class DryRun(DryRuntime, Runtime):
     """A `Runtime` that makes the same calls as `device` without running anything. Its arrays belong to it alone.
 
-    kernels: (source, kernel) of each kernel launched, in the order of first use. Downloads give zeros.
+    kernels: (source, kernel) of each kernel launched, in the order of first use. Downloads give zeros. As on `device`,
+    a launch raises TooLarge if its grid is beyond the limits.
     """
 
     def __init__(self, device: Any) -> None:
@@ -38,4 +39,5 @@ class DryRun(DryRuntime, Runtime):
         threads: int = 256,
         work: float = 0.0,
     ) -> None:
+        self._check_grid(kernel, grid, threads)
         self.kernels[source, kernel] = None

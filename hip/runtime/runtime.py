@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory, TooLarge
 from wgrad.device.memory import Array, Block, Pool
 from wgrad.device.runtime import PooledRuntime, Recording
 from wgrad.hip.runtime import binding
@@ -243,6 +243,14 @@ class Runtime(PooledRuntime):
         if lease is None or not (lease.of(self._pool) or lease.of(self._host_pool)):
             raise DeviceError(f"{array!r:.100} is not an array of {self.description}; upload it to this device first")
 
+    @staticmethod
+    def _check_grid(kernel: str, grid: tuple[int, int, int], threads: int) -> None:
+        if grid[0] * threads > MAX_WORK_ITEMS or max(grid[1:]) > MAX_GROUPS:
+            raise TooLarge(
+                f"{kernel}: a launch of {grid} work-groups of {threads} exceeds {MAX_WORK_ITEMS:,} work-items along x,"
+                f" or {MAX_GROUPS:,} work-groups along y or z; use a smaller batch or sequence length"
+            )
+
     def launch(
         self,
         source: str,
@@ -258,11 +266,7 @@ class Runtime(PooledRuntime):
         arguments: In the kernel's order: Array or None (pointer), int (32 bits), Long (64 bits), float (32 bits).
         grid: work-groups; threads: work-items of each, as the kernel declares. work: FLOP, or bytes if memory-bound.
         """
-        if grid[0] * threads > MAX_WORK_ITEMS or max(grid[1:]) > MAX_GROUPS:
-            raise DeviceError(
-                f"{kernel}: a launch of {grid} work-groups of {threads} exceeds {MAX_WORK_ITEMS:,} work-items along x,"
-                f" or {MAX_GROUPS:,} work-groups along y or z; use a smaller batch or sequence length"
-            )
+        self._check_grid(kernel, grid, threads)
         function = self.modules.get(source, kernel)
         kinds: list[str] = []
         values: list[int | float] = []

@@ -16,7 +16,7 @@ import pytest
 
 from wgrad.autograd.selftest import activation, verify
 from wgrad.autograd.selftest.case import F32
-from wgrad.device.errors import DeviceError, DeviceHung, DeviceLost, OutOfMemory
+from wgrad.device.errors import DeviceError, DeviceHung, DeviceLost, OutOfMemory, TooLarge
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.architectures import check_image, check_supported
 from wgrad.hip.runtime.binding import NOT_READY, check
@@ -536,8 +536,9 @@ def test_a_readback_of_a_lost_device_says_so(hip_device: Any, blocking: None) ->
 
 @pytest.mark.parametrize("grid", [(1 << 24, 1, 1), (1, 65_536, 1), (1, 1, 65_536)])
 def test_launches_beyond_the_limits_are_refused(hip_device: Any, grid: tuple[int, int, int]) -> None:
-    with pytest.raises(DeviceError, match=r"fill: a launch of .* exceeds.*smaller batch"):
-        hip_device.launch("storage", "fill", [None, 0, Long(0)], grid)
+    for device in (hip_device, hip_device.dry_run()):
+        with pytest.raises(TooLarge, match=r"fill: a launch of .* exceeds.*smaller batch"):
+            device.launch("storage", "fill", [None, 0, Long(0)], grid)
 
 
 def test_trim_gives_back_what_is_free(hip_device: Any) -> None:

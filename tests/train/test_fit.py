@@ -16,7 +16,7 @@ from tests.train import conftest
 from tests.train.conftest import choose_card, discrete_sibling
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import gpu_elsewhere
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import TooLarge, WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import ROW_STEP
 from wgrad.train.model.load_config import load_model_config, parse_model_config
@@ -501,6 +501,39 @@ def test_few_dry_runs_of_all_layers_find_what_fits(architecture: str, make_check
     # A run that keeps attention's outputs recomputes; that of another mode does not.
     kept = replace(fit, config=replace(options, keep_attention=True), limit=1 << 30)
     assert kept.plan(gradient_checkpointing=False, offload_activations=False, stream_weights="off") is not None
+
+
+def test_what_a_binding_cannot_hold_does_not_fit(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory is ample, but no array may be larger than the hidden states of 500 tokens."""
+    folder = make_checkpoint(num_hidden_layers=10, intermediate_size=88, max_position_embeddings=4096)
+    model = load_model_config(folder)
+    device = gpu_elsewhere("")
+    monkeypatch.setattr(device, "max_binding_bytes", 500 * 4 * model.hidden_size)
+    monkeypatch.setattr("wgrad.train.commands.plan.select_device", lambda *_: device)
+    options = RunOptions(max_length=48, vram="1GiB", sample=False, compute="float32", lora_r=4)
+    fit = Fit(options, model, folder, device, 24, 1 << 30)
+    plain: dict[str, Any] = {"gradient_checkpointing": False, "offload_activations": False, "stream_weights": "off"}
+    longest, most = fit.longest_rows(plain), fit.largest_batch(plain)
+    assert 0 < longest < 500 and longest % ROW_STEP == 0 and 0 < 48 * most < 500
+    beyond: list[dict[str, Any]] = [{"batch_size": 1, "max_length": longest + ROW_STEP}, {"batch_size": most + 1}]
+    for more in beyond:
+        with pytest.raises(TooLarge, match="fit one binding of this device"):
+            run_dry(replace(options, **plain, **more), model, folder, device, 24, None)
+    bounds = fastest.least_seconds(fit, {n: replace(options, batch_size=n) for n in (1, 2, 16)}, Rates())
+    assert bounds[1] < bounds[2] < bounds[16] == math.inf
+    small = make_checkpoint(name="small", num_hidden_layers=2, max_position_embeddings=1024)
+    asked = ["plan", "--model", str(small), "--compute", "float32", "--lora-r", "4", "--no-sample"]
+    # Larger batches of a step of 32 are too large as well, and so are points of the table that keep more.
+    assert main([*asked, "--max-length", "48", "--vram", "1GiB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["options"]["batch_size"] * 48 < 500 and len(found["curve"]) > 1
+    assert {entry["longest_seq_len"] < 500 for entry in found["fits"]} == {True}
+    # What was asked for is refused as ever.
+    for limit in (["--memory-limit", "1GiB"], []):
+        assert main([*asked, "--max-length", "800", "--batch-size", "1", *limit]) == 2
+        assert "fit one binding of this device" in capsys.readouterr().err
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import EPSILON, MULTIPLE
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, TooLarge
 from wgrad.wgsl.attention.attention_plan import BACKWARD, FEW_REGISTERS, FORWARD, Plan, Tile, decode_bytes, plan
 from wgrad.wgsl.device import WgpuDevice
 
@@ -158,7 +158,7 @@ def test_batches_larger_than_a_binding_have_the_same_bits(device: WgpuDevice) ->
 def test_a_row_larger_than_a_binding_is_refused() -> None:
     small = bind(WgpuDevice)(max_binding_bytes=16_384)
     x = _inputs((1, 64, 2, 1, 64))
-    with pytest.raises(DeviceError, match=r"attention: .* 32,768 bytes do not fit one binding.*--max-length"):
+    with pytest.raises(TooLarge, match=r"attention: .* 32,768 bytes do not fit one binding.*--max-length"):
         _all(small, x, 0.1)
 
 

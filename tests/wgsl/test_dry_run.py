@@ -13,7 +13,7 @@ from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case, upload_inputs
 from wgrad.autograd.selftest.run import check_case, prepare_selftest, selftest_cases
-from wgrad.device.errors import DeviceError, DeviceLost
+from wgrad.device.errors import DeviceError, DeviceLost, TooLarge
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import compile, dry_run
 from wgrad.wgsl.runtime.compile import Compiler, Variant
@@ -71,6 +71,29 @@ def test_it_takes_the_memory_that_the_device_takes(fresh: Any) -> None:
     memory = fresh.memory()
     assert dry.memory().peak_bytes == memory.peak_bytes - kept > 100_000
     assert dry.memory().peak_reserved_bytes == memory.peak_reserved_bytes - kept
+
+
+@pytest.mark.parametrize("rows", [64, 65])
+def test_an_array_beyond_its_binding_is_refused_as_by_the_device(
+    fresh: Any, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """An array that a variant does not bind may be as large as it is."""
+    monkeypatch.setattr(fresh, "max_binding_bytes", 64 * 96 * 4)
+
+    def work(device: Any) -> str:
+        table, ids = device.zeros((50, 96)), device.upload(np.zeros(rows, np.int32))
+        try:
+            device.embedding(table, ids, dtype=np.dtype(np.float32))
+        except TooLarge as error:
+            return str(error)
+        return ""
+
+    refused = "embedding: an array of 24,960 bytes does not fit one binding of this device (24,576); use a smaller"
+    said = work(fresh.dry_run())
+    assert said == work(fresh) and said.startswith(refused if rows == 65 else "") and bool(said) == (rows == 65)
+    dry, large = fresh.dry_run(), fresh.zeros((rows * 96,))
+    unbound = [None, dry.zeros((1,)), dry.zeros((1,)), large]  # `fill` declares one binding
+    dry.launch("fill", [dry.zeros((1,)), *unbound[1:]], [1, 0, 0], (1, 1, 1))
 
 
 def test_it_has_as_much_scratch_as_the_device(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from wgrad.autograd.bind import bind
 from wgrad.autograd.replay import Recorded
-from wgrad.device.errors import DeviceError, OutOfMemory
+from wgrad.device.errors import DeviceError, OutOfMemory, TooLarge
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import adapters, runtime, submission_size
@@ -385,12 +385,12 @@ def test_groups_cover_all_items() -> None:
 
 def test_a_launch_beyond_a_limit_says_which(wgpu_device: WgpuDevice, narrow: WgpuDevice) -> None:
     x = wgpu_device.zeros((64,))
-    with pytest.raises(DeviceError, match="fill: a dispatch of .* exceeds 65535"):
+    with pytest.raises(TooLarge, match="fill: a dispatch of .* exceeds 65535"):
         wgpu_device.launch("fill", [x], [64, 0], (MAX_GROUPS + 1, 1, 1))
     large = narrow.empty((narrow.max_binding_bytes // 4 + 1,))
-    with pytest.raises(DeviceError, match=r"fill: an array of 65,540 bytes does not fit one binding .*\(65,536\)"):
+    with pytest.raises(TooLarge, match=r"fill: an array of 65,540 bytes does not fit one binding .*\(65,536\)"):
         narrow.launch("fill", [large], [1, 0], (1, 1, 1))
-    with pytest.raises(DeviceError, match="64 rows of 4,012 bytes do not fit one binding of 65,536 bytes"):
+    with pytest.raises(TooLarge, match="64 rows of 4,012 bytes do not fit one binding of 65,536 bytes"):
         narrow.softmax(narrow.empty((70, 1003)))
 
 

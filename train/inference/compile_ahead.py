@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from wgrad.device.contract import Device
-from wgrad.device.errors import OutOfMemory
+from wgrad.device.errors import DoesNotFit, OutOfMemory
 from wgrad.train.model.expert_slots import SPARE_SLOTS, CannotKeep
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.step.checked import check_operators
@@ -130,5 +130,5 @@ def _with_slots(
 def _fitting(placing: Placing, limit: int, run_dry: RunDry) -> tuple[Placing, Any] | None:
     try:
         return placing, run_dry(placing, plannable(limit))
-    except (OutOfMemory, CannotKeep):
+    except (DoesNotFit, CannotKeep):
         return None

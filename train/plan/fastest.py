@@ -67,6 +67,8 @@ def _room(
 
     def peak(mode: dict[str, Any]) -> float:
         first, last = (forecast.peak(replace(cut[n], **mode)) for n in (few, many))
+        if last == math.inf:  # an array of the largest batch is too large for the device
+            return forecast.peak(replace(cut[batch], **mode))
         return last if few == many else first + (last - first) * (batch - few) / (many - few)
 
     if (least := peak(mode)) > limit:
@@ -74,6 +76,8 @@ def _room(
     if not mode["gradient_checkpointing"] or mode["stream_weights"] == "on":
         return 1.0, limit - least
     whole = peak({**fit.modes[0], "keep_norms": fit.config.keep_norms or False})
+    if whole == math.inf:  # it says nothing about runs that keep some layers
+        return 1.0, limit - least
     share = 1.0 if whole <= least else min((limit - least) / (whole - least), 1.0)
     of_layer = max(whole - least, 0.0) / fit.layers
     return share, max(limit - whole, 0.0) + of_layer

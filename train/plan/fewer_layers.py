@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from wgrad.device.contract import Device
-from wgrad.device.errors import OutOfMemory
+from wgrad.device.errors import DoesNotFit
 from wgrad.device.memory import size_class
 from wgrad.train.files.gguf_files import GgufEntry
 from wgrad.train.model.model_config import ModelConfig
@@ -107,7 +107,7 @@ class Forecast:
     sums: dict[str, tuple[float, float, float]] = field(default_factory=dict, compare=False)
 
     def peak(self, config: RunOptions) -> float:
-        """Return the peak bytes without a limit; infinite if an array is too large for the device."""
+        """Return the peak bytes without a limit; infinite if it is beyond another limit of the device."""
         return self._sums(config)[1]
 
     def others(self, config: RunOptions) -> float:
@@ -116,14 +116,14 @@ class Forecast:
         return whole - few if whole < math.inf else math.inf
 
     def host_weights(self, config: RunOptions) -> float:
-        """Return the bytes of weights in main memory; infinite if an array is too large for the device."""
+        """Return the bytes of weights in main memory; infinite if it is beyond another limit of the device."""
         return self._sums(config)[2]
 
     def fits(self, config: RunOptions, limit: float) -> Plan | None:
         """Return a plan of the shorter model within a limit; None: it does not fit."""
         try:
             return self._plan(config, self.shorter.model, max(int(limit), 0))
-        except OutOfMemory:
+        except DoesNotFit:
             return None
 
     def _sums(self, config: RunOptions) -> tuple[float, float, float]:
@@ -132,7 +132,7 @@ class Forecast:
         if key not in self.sums:
             try:
                 few, more = (self._plan(config, model, None) for model in (self.shorter.model, self.shorter.longer))
-            except OutOfMemory:
+            except DoesNotFit:
                 self.sums[key] = math.inf, math.inf, math.inf
             else:
                 period = more.host_weight_bytes - few.host_weight_bytes

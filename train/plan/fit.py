@@ -8,11 +8,10 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from wgrad.device.contract import Device
-from wgrad.device.errors import OutOfMemory, WgradError
+from wgrad.device.errors import DoesNotFit, WgradError
 from wgrad.train.data.packing import ROW_STEP
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import layer_flops
@@ -25,6 +24,7 @@ from wgrad.train.plan.fewer_layers import Forecast, Shorter
 from wgrad.train.plan.keep_layers import cannot_fit, most_kept, without_norms
 from wgrad.train.plan.keep_projections import hidden_projections, with_fewer_recomputed, with_gate_up
 from wgrad.train.plan.keep_weights import most_dequantized
+from wgrad.train.plan.longest import most_that_fits
 from wgrad.train.plan.memory_limit import (
     as_option,
     beyond_limit,
@@ -47,7 +47,7 @@ from wgrad.train.step.activations import (
 )
 from wgrad.train.step.resident import plannable
 from wgrad.train.step.room import Room
-from wgrad.train.step.search import FIRST, beside, largest
+from wgrad.train.step.search import largest
 
 MOST_ROWS = 1024  # largest batch that is tried
 
@@ -144,7 +144,7 @@ class Fit:
             return None
         try:
             return self._below_limit(config)
-        except OutOfMemory:
+        except DoesNotFit:
             self.beyond.add(key)
             return None
 
@@ -154,9 +154,12 @@ class Fit:
     def _plan(self, config: RunOptions, limit: int | None) -> Plan:
         return run_dry(config, self.model_config, self.folder, self.device, self.prompt_tokens, limit)
 
-    def unlimited(self, config: RunOptions) -> Plan:
-        """Plan a run without a limit."""
-        return self._plan(config, None)
+    def unlimited(self, config: RunOptions) -> Plan | None:
+        """Plan a run without a limit; None: it is beyond another limit of the device."""
+        try:
+            return self._plan(config, None)
+        except DoesNotFit:
+            return None
 
     @property
     def layers(self) -> int:
@@ -240,18 +243,21 @@ class Fit:
                 points += [*(self.keeping(thin, kept) for kept in shares), replace(config, **self.modes[0])]
                 if self.weights_open and any(chosen.dequantized.sizes):
                     points.append(replace(points[-1], keep_dequantized=True))
-        return [chosen if point == chosen.config else self._as_run(point) for point in dict.fromkeys(points)]
+        found = (chosen if point == chosen.config else self._as_run(point) for point in dict.fromkeys(points))
+        return [plan for plan in found if plan is not None]
 
-    def _as_run(self, config: RunOptions) -> Plan:
+    def _as_run(self, config: RunOptions) -> Plan | None:
         """Plan under the limit that the options set; without a limit if there is none, or it is too low."""
-        return (self.fitting(config) if config.limit is not None else None) or self._plan(config, None)
+        return (self.fitting(config) if config.limit is not None else None) or self.unlimited(config)
 
     def freely(self) -> Plan | None:
         """Return a plan of the fastest mode, if it stays within the limit without enforcing it; else None."""
         config = replace(self.config, **self.modes[0])
         if not self.weights_open:
             return self._below(config)
-        whole = self._plan(replace(config, keep_dequantized=True), None)
+        whole = self.unlimited(replace(config, keep_dequantized=True))
+        if whole is None:
+            return self._below(config)
         if not whole.dequantized.nbytes:  # matmuls decode weights themselves
             return self._if_below(replace(whole, config=config))
         if self._if_below(whole) or not (found := self._below(config)):
@@ -260,10 +266,10 @@ class Fit:
 
     def _below(self, config: RunOptions) -> Plan | None:
         """Plan without enforcing the limit; None: it exceeds the limit."""
-        return self._if_below(self._plan(config, None))
+        return self._if_below(self.unlimited(config))
 
-    def _if_below(self, plan: Plan) -> Plan | None:
-        return plan if plan.reserved_bytes <= self.limit else None
+    def _if_below(self, plan: Plan | None) -> Plan | None:
+        return plan if plan is not None and plan.reserved_bytes <= self.limit else None
 
     @property
     def weights_open(self) -> bool:
@@ -379,22 +385,4 @@ class Fit:
         return self._foreseen(lambda rows: {"batch_size": rows, **mode}, MOST_ROWS)
 
     def _foreseen(self, options: Callable[[int], Mode], most: int) -> int:
-        """Return the largest number whose options fit, searching first with fewer layers; 0: none fits."""
-
-        def plan(count: int) -> Plan | None:
-            return self.plan(**options(count))
-
-        forecast = self.forecast
-        if forecast is None:
-            return largest(plan, most, self.limit)
-
-        counts = (1, min(FIRST, max(most, 1)))
-        first, last = (forecast.others(self.changed(**options(count))) for count in counts)
-        each = (last - first) / max(counts[1] - 1, 1)
-
-        def foreseen(count: int) -> Any:
-            others = first + each * (count - 1)
-            found = forecast.fits(self.changed(**options(count)), plannable(self.limit) - others)
-            return None if found is None else SimpleNamespace(peak_bytes=found.peak_bytes + others)
-
-        return beside(largest(foreseen, most, self.limit), plan, most)
+        return most_that_fits(self, options, most)

@@ -32,10 +32,12 @@ def most_kept(fit: Any, found: Plan) -> Plan:
     layers, config = fit.layers, without_norms(found.config)
     all_kept = fit.keeping(config, layers)
     highest = math.inf if fit.forecast is None else fit.forecast.peak(all_kept)
-    if highest == math.inf:
-        highest = fit.unlimited(all_kept).peak_bytes
+    if highest == math.inf and (whole := fit.unlimited(all_kept)) is not None:
+        highest = whole.peak_bytes
     fit.peaks.clear()
-    fit.peaks.update({0: found.peak_bytes, layers: round(highest)})
+    fit.peaks[0] = found.peak_bytes
+    if highest < math.inf:
+        fit.peaks[layers] = round(highest)
     each = max((highest - found.peak_bytes) / layers, 1)
 
     def plan(kept: int) -> Plan | None:
@@ -51,8 +53,9 @@ def most_kept(fit: Any, found: Plan) -> Plan:
         return int((fit.limit - plan.reserved_bytes) / each)
 
     fitting = list[int]()
+    known = highest < math.inf  # if keeping all exceeds another limit than memory, the search has nothing to go by
     # Little of the last layer is kept at the peak: its activations are freed before other layers are recomputed.
-    return planned_beside(found, further(found) + 1, plan, layers - bool(config.keep_norms), further)
+    return planned_beside(found, further(found) + 1, plan, layers - bool(config.keep_norms), further if known else None)
 
 
 def without_norms(config: RunOptions) -> RunOptions:

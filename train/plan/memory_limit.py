@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from wgrad.device.contract import Device
-from wgrad.device.errors import OutOfMemory, WgradError
+from wgrad.device.errors import DoesNotFit, WgradError
 from wgrad.train.model.model import MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import mlp_row_bytes
@@ -90,7 +90,7 @@ def beyond_limit(
         config: Options of the run.
         device: Device of the run.
         layers: Layers of the model.
-        plan: Plans a run under a limit; raises OutOfMemory if it does not fit.
+        plan: Plans a run under a limit; raises DoesNotFit if it does not.
         chosen: Options of the run that wgrad has chosen, for the message.
     """
     limit = limit_bytes(config.limit)
@@ -102,7 +102,7 @@ def beyond_limit(
     def fitting(config: RunOptions) -> Any:
         try:
             return plan(config, limit)
-        except OutOfMemory:
+        except DoesNotFit:
             return None
 
     changes: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.contract import Device
-from wgrad.device.errors import OutOfMemory, WgradError
+from wgrad.device.errors import DoesNotFit, OutOfMemory, WgradError
 from wgrad.train.data.packing import Batch, Document, Example, Pair, Step, eval_batches
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.load_config import load_model_config
@@ -105,7 +105,7 @@ def plan_run(
     def fitting(room: int, config: RunOptions) -> Plan | None:
         try:
             return plan(config, room)
-        except OutOfMemory:
+        except DoesNotFit:
             return None
 
     def plan(config: RunOptions, limit: int | None) -> Plan:
@@ -165,7 +165,7 @@ def run_dry(
     prompt_tokens: int,
     limit: int | None,
 ) -> Plan:
-    """Plan a run whose --stream-weights is settled. Raises OutOfMemory: beyond `limit` bytes."""
+    """Plan a run whose --stream-weights is settled. Raises DoesNotFit: beyond `limit` bytes, or another limit."""
     _check_input(config, model_config, device.dry_run(), limit)
     dry = device.dry_run()
     dry.limit_memory(limit)

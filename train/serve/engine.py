@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory, WgradError
+from wgrad.device.errors import DeviceError, DeviceLost, DoesNotFit, WgradError
 from wgrad.device.lost import lost_in
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.inference.continuous import CHUNK, Batch, padded
@@ -176,7 +176,7 @@ class Engine:
             work()
         except DeviceLost:
             raise
-        except (WgradError, OutOfMemory, MemoryError) as error:
+        except (WgradError, DoesNotFit, MemoryError) as error:
             self._give_up(concerned(), one_line(error))
         except DeviceError as error:
             self._give_up(concerned(), one_line(error))

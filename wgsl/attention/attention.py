@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wgrad.device.contract import PAGE
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, TooLarge
 from wgrad.device.memory import Array
 from wgrad.device.shown import counted
 from wgrad.wgsl.attention import attention_matrix
@@ -49,7 +49,7 @@ def batches_of(device: Runtime, arrays: Sequence[Array]) -> Iterator[tuple[int, 
     align = max(256 // math.gcd(r, 256) for r in rows)
     step = batch if most >= batch else most // align * align
     if step == 0:
-        raise DeviceError(
+        raise TooLarge(
             f"attention: {counted(align, 'batch element')} of up to {max(rows):,} bytes do not fit one binding of this"
             f" device ({device.max_binding_bytes:,}); use a smaller --max-length"
         )

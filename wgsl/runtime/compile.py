@@ -58,6 +58,16 @@ class Variant(NamedTuple):
     entry: str
     constants: tuple[tuple[str, Constant], ...]
 
+    @property
+    def name(self) -> str:
+        return self.shader if self.entry == "main" else f"{self.shader}:{self.entry}"
+
+    @property
+    def text(self) -> str:
+        """The complete WGSL text."""
+        constants = dict(self.constants)
+        return assemble(read_source(self.shader + _SUFFIX, constants), constants)
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -247,6 +257,11 @@ def _parts(path: Path, _mtime: int, _size: int) -> dict[str, _Part]:
     return parts
 
 
+def binding_kinds(text: str) -> dict[int, str]:
+    """Return the kind of each binding that a complete WGSL text declares, by its number, in rising order."""
+    return dict(sorted((int(n), kind.replace(" ", "")) for n, kind in _BINDING.findall(text)))
+
+
 def source_digest(variant: Variant) -> str:
     """Digest of the files that a variant is made of."""
     left = [variant.shader + _SUFFIX]
@@ -340,14 +355,12 @@ class Compiler:
         return variant in self._pipelines
 
     def _compile(self, variant: Variant) -> Pipeline:
-        shader, entry, constants = variant.shader, variant.entry, dict(variant.constants)
-        text = assemble(read_source(shader + _SUFFIX, constants), constants)
+        shader, text = variant.shader, variant.text
         _dump(variant, text)
-        kinds = {int(n): kind.replace(" ", "") for n, kind in _BINDING.findall(text)}
+        kinds = binding_kinds(text)
         types = {"uniform": "uniform", "storage,read": "read-only-storage", "storage,read_write": "storage"}
         entries = [
-            {"binding": n, "visibility": "COMPUTE", "buffer": {"type": types[kind]}}
-            for n, kind in sorted(kinds.items())
+            {"binding": n, "visibility": "COMPUTE", "buffer": {"type": types[kind]}} for n, kind in kinds.items()
         ]
         try:
             module = self._device.create_shader_module(label=shader, code=text)
@@ -355,7 +368,7 @@ class Compiler:
             pipeline = self._device.create_compute_pipeline(
                 label=shader,
                 layout=self._device.create_pipeline_layout(bind_group_layouts=[layout]),
-                compute={"module": module, "entry_point": entry},
+                compute={"module": module, "entry_point": variant.entry},
             )
         except Exception as error:
             refused = self._refused(error, f"compiling {_words(variant)}")
@@ -363,7 +376,6 @@ class Compiler:
                 raise refused from error
             where = _origin(variant, text, str(error))
             raise DeviceError(f"{_words(variant)} does not compile on this device{where}: {error}") from error
-        name = shader if entry == "main" else f"{shader}:{entry}"
-        bindings = tuple(n for n in sorted(kinds) if n)
+        bindings = tuple(n for n in kinds if n)
         written = tuple(n for n in bindings if types[kinds[n]] == "storage")
-        return Pipeline(name, pipeline, layout, native.handle(pipeline), bindings, written)
+        return Pipeline(variant.name, pipeline, layout, native.handle(pipeline), bindings, written)

@@ -12,7 +12,7 @@ from wgrad.device.dry_run import DryRuntime
 from wgrad.device.errors import CompileTimeout, DeviceError, DeviceLost
 from wgrad.device.memory import Array
 from wgrad.wgsl.runtime import native
-from wgrad.wgsl.runtime.compile import Constant, Pipeline, Variant, source_digest
+from wgrad.wgsl.runtime.compile import Constant, Pipeline, Variant, binding_kinds, source_digest
 from wgrad.wgsl.runtime.runtime import Runtime
 from wgrad.wgsl.runtime.transfers import SHADER, in_pieces
 
@@ -80,7 +80,7 @@ class DryRun(DryRuntime, Runtime):
     """A `Runtime` that does what `device` would do, without the work itself. Its arrays belong to it alone.
 
     variants: what was launched, in the order of first use. Downloads return zeros. Launches are not split, which
-    changes neither variants nor memory.
+    changes neither variants nor memory. As on `device`, a launch raises TooLarge if an array does not fit its binding.
     """
 
     dispatch_work = math.inf
@@ -124,4 +124,9 @@ class DryRun(DryRuntime, Runtime):
         entry: str = "main",
         work: float = 0.0,
     ) -> None:
-        self.variants[Variant(shader, entry, tuple((constants or {}).items()))] = None
+        variant = Variant(shader, entry, tuple((constants or {}).items()))
+        self.variants[variant] = None
+        if any(array is not None and array.nbytes > self.max_binding_bytes for array in arrays):
+            for number in binding_kinds(variant.text):
+                if number and (array := arrays[number - 1]) is not None:
+                    self._check_binding(variant.name, array.nbytes)

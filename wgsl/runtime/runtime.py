@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory, TooLarge
 from wgrad.device.memory import Array, Block, Pool
 from wgrad.device.placement import Rehearsal
 from wgrad.device.runtime import PooledRuntime
@@ -134,6 +134,13 @@ class Runtime(PooledRuntime):
                 f" ({self.max_buffer_bytes:,})"
             )
 
+    def _check_binding(self, shader: str, nbytes: int) -> None:
+        if nbytes > self.max_binding_bytes:
+            raise TooLarge(
+                f"{shader}: an array of {nbytes:,} bytes does not fit one binding of this device"
+                f" ({self.max_binding_bytes:,}); use a smaller batch or sequence length"
+            )
+
     def _create_buffer(self, nbytes: int, usage: str = "STORAGE|COPY_SRC|COPY_DST") -> Any:
         self._check_buffer(nbytes)
         try:
@@ -252,9 +259,7 @@ class Runtime(PooledRuntime):
         align = 256 // math.gcd(row_bytes, 256)  # rows to the next aligned row
         most = self.max_binding_bytes // row_bytes // align * align
         if most == 0 and rows * row_bytes > self.max_binding_bytes:
-            raise DeviceError(
-                f"a row of {row_bytes:,} bytes does not fit one binding of {self.max_binding_bytes:,} bytes"
-            )
+            raise TooLarge(f"a row of {row_bytes:,} bytes does not fit one binding of {self.max_binding_bytes:,} bytes")
         step = most or rows
         return [(at, min(at + step, rows)) for at in range(0, rows, step)]
 
@@ -301,9 +306,7 @@ class Runtime(PooledRuntime):
         """
         pipeline = self._compiler.get(shader, entry, dict(constants or {}))
         if max(groups) > MAX_GROUPS:
-            raise DeviceError(
-                f"{pipeline.name}: a dispatch of {groups} workgroups exceeds {MAX_GROUPS} in one dimension"
-            )
+            raise TooLarge(f"{pipeline.name}: a dispatch of {groups} workgroups exceeds {MAX_GROUPS} in one dimension")
         bind_group = self._bind(pipeline, arrays, params)
         for n in pipeline.written:
             self.dequantized.written(arrays[n - 1])
@@ -355,11 +358,7 @@ class Runtime(PooledRuntime):
     ) -> tuple[Any, Any]:
         entries = [{"binding": 0, "resource": self._uniforms.binding(packed)}]
         for n, a, (serial, offset, nbytes) in zip(pipeline.bindings, arrays, parts):
-            if nbytes > self.max_binding_bytes:
-                raise DeviceError(
-                    f"{pipeline.name}: an array of {nbytes:,} bytes does not fit one binding of this device"
-                    f" ({self.max_binding_bytes:,}); use a smaller batch or sequence length"
-                )
+            self._check_binding(pipeline.name, nbytes)
             buffer = (self._dummy if a is None else a).lease.block.buffer
             entries.append({"binding": n, "resource": {"buffer": buffer, "offset": offset, "size": nbytes}})
             self._block_keys.setdefault(serial, []).append(key)
