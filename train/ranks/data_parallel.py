@@ -221,7 +221,8 @@ class DataParallel:
         """Do the work of `_sum` without overlap, to time its parts."""
         self._read_rest(exchange, loss)
         while self._given < len(exchange.buckets):
-            self._give()
+            if not self._give():
+                self.world.pause(0.0, _WHAT)  # the submit thread needs Python's lock
         self._mark("read_back")
         while not exchange.finished:
             if not exchange.advance():
