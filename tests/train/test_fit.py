@@ -506,7 +506,7 @@ def test_few_dry_runs_of_all_layers_find_what_fits(architecture: str, make_check
 def test_what_a_binding_cannot_hold_does_not_fit(
     make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Memory is ample, but no array may be larger than the hidden states of 500 tokens."""
+    """Memory is ample, but no array may be larger than the hidden states of 500 tokens, or the logits of 80."""
     folder = make_checkpoint(num_hidden_layers=10, intermediate_size=88, max_position_embeddings=4096)
     model = load_model_config(folder)
     device = gpu_elsewhere("")
@@ -521,7 +521,7 @@ def test_what_a_binding_cannot_hold_does_not_fit(
     for more in beyond:
         with pytest.raises(TooLarge, match="fit one binding of this device"):
             run_dry(replace(options, **plain, **more), model, folder, device, 24, None)
-    bounds = fastest.least_seconds(fit, {n: replace(options, batch_size=n) for n in (1, 2, 16)}, Rates())
+    bounds = fastest.least_seconds(fit, {n: replace(options, max_length=20, batch_size=n) for n in (1, 2, 16)}, Rates())
     assert bounds[1] < bounds[2] < bounds[16] == math.inf
     small = make_checkpoint(name="small", num_hidden_layers=2, max_position_embeddings=1024)
     asked = ["plan", "--model", str(small), "--compute", "float32", "--lora-r", "4", "--no-sample"]
