@@ -30,10 +30,10 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.gguf_metadata import read_metadata
-from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.gguf_model import _without_place
 from wgrad.train.model.load_config import load_model_config, parse_model_config
-from wgrad.train.model.lora import LoraConfig, linear_modules
+from wgrad.train.model.lora import LoraConfig, adaptable, linear_modules
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.build import build_frozen
@@ -155,6 +155,24 @@ def test_every_type_has_about_the_error_of_its_rounding(kind: str, adapted: Any,
     assert types["blk.1.ffn_down.weight"] == kind.upper() and types["output_norm.weight"] == "F32"
     assert types["token_embd.weight"] == ("Q8_0" if kind == "mxfp4" else kind.upper())
     assert types["output.weight"] == ("F16" if kind == "f16" else "Q8_0")  # or Q6_K, of rows of whole blocks
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("kind", ["none", "q8_0", "q4_k_m", "mxfp4"])
+def test_what_is_written_is_a_base_that_the_negated_adapter_leads_back_from(
+    kind: str, adapted: Any, tmp_path: Path
+) -> None:
+    adapter, out, back = adapted(), tmp_path / "out", tmp_path / "back"
+    assert merge(adapter, out, "--quantize", kind) == 0
+    lora, arrays = load_adapter(adapter, *adaptable(load_model_config(out)))
+    negated = {name: -value if name.endswith(".lora_B") else value for name, value in arrays.items()}
+    save_adapter(tmp_path / "negated", lora, negated, str(out))
+    words = ("--model", str(out), "--onto", "dequantized", "--quantize", "none", "--dtype", "float32")
+    assert merge(tmp_path / "negated", back, *words) == 0
+    merged, left = (ours(folder) for folder in (out, back))
+    assert distance(left, merged) > 0.5
+    assert distance(ours(back, adapter), merged) < 2e-3
+    assert distance(left, ours(tmp_path / "model")) < (2e-3 if kind == "none" else KINDS.get(kind, KINDS["q4_0"])[1])
 
 
 @pytest.mark.parametrize(("architecture", "width"), [("Qwen3_5", 16), ("Qwen3_5", 32), ("Qwen3Next", 16)])

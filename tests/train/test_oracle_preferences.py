@@ -75,7 +75,7 @@ def ours(
     told, lines = [], []
     for index in range(STEPS):
         epoch, within = divmod(index, stream.steps_per_epoch)
-        for (number,) in stream._epoch_rows(epoch)[within * config.batch_size :][: config.batch_size]:
+        for (number,) in stream._epoch_rows(epoch)[within * config.examples_per_step :][: config.examples_per_step]:
             lines.append(int(found.train[number].source.rpartition(":")[2]))
         trainer.step(stream.get(index), config.learning_rate)
         (row,) = trainer.read_history()
@@ -98,7 +98,6 @@ def theirs(kind: str, folder: Path, start: Path, records: list[dict[str, Any]], 
         model=peft.PeftModel.from_pretrained(base, start, is_trainable=True),
         args=config(
             output_dir=str(out),
-            per_device_train_batch_size=SAME["batch_size"],
             learning_rate=SAME["learning_rate"],
             max_grad_norm=SAME["max_grad_norm"],
             max_length=SAME["max_length"],
@@ -112,7 +111,7 @@ def theirs(kind: str, folder: Path, start: Path, records: list[dict[str, Any]], 
             use_cpu=True,
             gradient_checkpointing=False,
             disable_tqdm=True,
-            **options,
+            **{"per_device_train_batch_size": SAME["batch_size"], **options},
         ),
         train_dataset=datasets.Dataset.from_list(records),
         processing_class=tokenizer,
@@ -148,13 +147,15 @@ def pairs() -> list[dict[str, Any]]:
 
 
 def test_dpo_has_the_losses_of_trl(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
-    """With label smoothing, which is the robust loss and has the plain one in it."""
+    """With label smoothing, which is the robust loss and has the plain one in it. A step has two micro-batches."""
     folder, records = make_checkpoint(num_hidden_layers=1), pairs()
     data = write_lines(tmp_path / "data.jsonl", records)
-    options = {"beta": 0.3, "label_smoothing": 0.1}
-    found, lines = ours(folder, data, cpu, tmp_path / "start", objective="dpo", **options)
+    options: dict[str, Any] = {"beta": 0.3, "label_smoothing": 0.1}
+    accumulated = {"batch_size": 1, "gradient_accumulation_steps": 2}
+    found, lines = ours(folder, data, cpu, tmp_path / "start", objective="dpo", **accumulated, **options)
     ordered = [records[line - 1] for line in lines]
-    trainer = theirs("DPO", folder, tmp_path / "start", ordered, tmp_path / "theirs", loss_type=["robust"], **options)
+    options |= {"loss_type": ["robust"], "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    trainer = theirs("DPO", folder, tmp_path / "start", ordered, tmp_path / "theirs", **options)
     compare(found, trainer, ["loss", *PAIR_METRICS])
 
 
