@@ -44,7 +44,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
 
 def _write_sizes(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(64)
+    writer.add_context_length(config.positions if config.position_table else 64)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
     if config.gguf in SHARING:
@@ -135,4 +135,7 @@ def _in_order(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
         return permuted(value, heads[part])
     if "norm" in part and name.endswith(".weight") and "linear_attn" not in name:
         return value + np.float32(config.norm_offset)
-    return value.swapaxes(1, 2) if config.gguf in ("gpt-oss", "llama4") and value.ndim == 3 else value
+    turned = (config.gguf in ("gpt-oss", "llama4") and value.ndim == 3) or (
+        config.gguf == "gpt2" and value.ndim == 2 and ".h." in name
+    )
+    return value.swapaxes(-1, -2) if turned else value

@@ -107,7 +107,7 @@ EXTRA["Gemma4ForCausalLM"] = {"use_double_wide_mlp": True, "final_logit_softcapp
 EXTRA["Llama4ForCausalLM"] = {
     "num_hidden_layers": 4, "no_rope_layers": None, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 64,
 }  # fmt: skip
-GELU = ("Gemma", "PhiFor", "Starcoder", "GPTNeoX", "Falcon")
+GELU = ("Gemma", "PhiFor", "Starcoder", "GPTNeoX", "GPT2", "GPTBigCode", "Falcon")
 IN_GGUF = [name for name, family in FAMILIES.items() if family.gguf]
 
 

@@ -128,7 +128,7 @@ def oracle(model: Any, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tupl
 
 def own_name(name: str) -> str:
     """Return our name of a weight of transformers' model. Nemotron-H's and Mamba-2's embeddings have other names."""
-    for ours, theirs in chain(*BEGINNINGS.values()):
+    for ours, theirs in sorted(chain(*BEGINNINGS.values()), key=lambda names: -len(names[1])):
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
     return name.replace("backbone.", "model.").replace("model.embeddings.", "model.embed_tokens.")

@@ -43,8 +43,8 @@ Config = Callable[..., dict[str, Any]]
     "changes, message",
     [
         (
-            {"architectures": ["GPT2LMHeadModel"], "model_type": None},
-            "architecture GPT2LMHeadModel is not supported: use .*LlamaForCausalLM",
+            {"architectures": ["GPTJForCausalLM"], "model_type": None},
+            "architecture GPTJForCausalLM is not supported: use .*LlamaForCausalLM",
         ),
         ({"architectures": None, "model_type": "bert"}, "model_type 'bert' is not supported"),
         ({"model_type": "gptj"}, "model_type 'gptj', architecture LlamaForCausalLM is not supported"),
@@ -162,7 +162,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     },
     "GraniteSWAForCausalLM": {"layer_rope_theta": [1.5], "layer_types": ["conv"] * 2, "num_local_experts": 4},
     "HunYuanDenseV1ForCausalLM": {"use_qk_norm": False, "mlp_bias": True, "num_experts": 16},
-    "ArceeForCausalLM": {"partial_rotary_factor": 0.5, "hidden_act": "relu"},
+    "ArceeForCausalLM": {"partial_rotary_factor": 0.5, "hidden_act": "quick_gelu"},
     "Jais2ForCausalLM": {"qk_layernorm": True, "partial_rotary_factor": 0.5},
     "NemotronForCausalLM": {"qk_layernorm": True, "hidden_act": "quick_gelu", "partial_rotary_factor": 1.5},
     "GlmForCausalLM": {"use_qk_norm": True, "n_routed_experts": 8},
@@ -230,6 +230,12 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     },
     "Gemma4UnifiedForCausalLM": {"hidden_size_per_layer_input": 8, "per_layer_config": {"1": {"sliding_window": 16}}},
     "GPTNeoXForCausalLM": {"head_dim": 10, "rotary_pct": 0.3, "hidden_act": "quick_gelu", "num_experts": 8},
+    "GPT2LMHeadModel": {
+        "scale_attn_by_inverse_layer_idx": True, "activation_function": "quick_gelu", "n_embd": 0, "num_experts": 8,
+    },
+    "OPTForCausalLM": {
+        "do_layer_norm_before": False, "word_embed_proj_dim": 24, "_remove_final_layer_norm": True, "hidden_size": 50,
+    },
     "FalconForCausalLM": {
         "parallel_attn": False, "num_ln_in_parallel_attn": 3, "activation": "quick_gelu", "partial_rotary_factor": 0.5,
         "apply_residual_connection_post_layernorm": True,

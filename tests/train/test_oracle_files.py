@@ -126,6 +126,9 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
             {"rope_parameters": {"full_attention": LLAMA3}, "original_max_position_embeddings": 16},
         )
     ),
+    ("GPT2LMHeadModel", {"n_embd": 24, "n_head": 3, "n_layer": 1, "n_positions": 99}),
+    ("GPTNeoXForCausalLM", {"rope_theta": 77.0, "partial_rotary_factor": 0.25, "rotary_emb_base": 50.0}),
+    ("GPTNeoXForCausalLM", {"rope_scaling": LINEAR, "rope_parameters": FLAT, "rotary_emb_base": 50.0}),
     ("LlamaForCausalLM", {"rope_scaling": {}, "rope_parameters": FLAT}),
     ("LlamaForCausalLM", {"rope_scaling": OLDER, "rope_parameters": FLAT}),
     ("LlamaForCausalLM", {"rope_scaling": LLAMA3, "original_max_position_embeddings": 16}),
@@ -135,24 +138,31 @@ EPSILONS = {
     **dict.fromkeys(("phi", "stablelm", "jais2", "cohere", "cohere2", "gpt_neox"), "layer_norm_eps"),
     "starcoder2": "norm_epsilon",
     **dict.fromkeys(("nemotron", "lfm2", "lfm2_moe"), "norm_eps"),
-    **dict.fromkeys(("nemotron_h", "mamba2", "falcon"), "layer_norm_epsilon"),
+    **dict.fromkeys(("nemotron_h", "mamba2", "falcon", "gpt2", "gpt_bigcode"), "layer_norm_epsilon"),
 }
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MLP_WIDTH = {"granitemoehybrid": "shared_intermediate_size", "qwen3_5_moe_text": "moe_intermediate_size"}
 MLP_WIDTH["solar_open"] = "moe_intermediate_size"
-MLP_WIDTH |= {"llama4_text": "intermediate_size_mlp", "falcon": "ffn_hidden_size"}
+MLP_WIDTH |= {
+    "llama4_text": "intermediate_size_mlp",
+    "falcon": "ffn_hidden_size",
+    "gpt2": "n_inner",
+    "gpt_bigcode": "n_inner",
+    "opt": "ffn_dim",
+}
 # The keys that say whether there are biases, where they have other names, or what holds of every model of a family.
 O_BIAS: dict[str, str | bool] = {
-    "phi": True,
+    **dict.fromkeys(("phi", "gpt2", "gpt_bigcode"), True),
     "falcon": "bias",
+    "opt": "enable_bias",
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
     "seed_oss": "attention_out_bias",
     **dict.fromkeys(("mistral", "ministral", "ministral3", "qwen2", "phi3", "stablelm", "cwm", "exaone4"), False),
     **dict.fromkeys(("helium", "glm", "glm4", "glm4_moe", "solar_open", "lfm2", "mixtral", "nemotron_h"), False),
 }
 MLP_BIAS: dict[str, str | bool] = {
-    "phi": True,
-    "gpt_neox": True,
+    **dict.fromkeys(("phi", "gpt2", "gpt_bigcode", "gpt_neox"), True),
+    "opt": "enable_bias",
     "falcon": "bias",
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
 }
@@ -161,6 +171,7 @@ FAILS = (
     ("DeepseekV3ForCausalLM", "num_attention_heads"),
     ("Lfm2MoeForCausalLM", "layer_types"),
     ("YoutuForCausalLM", "num_key_value_heads"),
+    ("OPTForCausalLM", "num_attention_heads"),
 )
 FAILS_OF_NULL = (
     ("CohereForCausalLM", "layer_norm_eps"),
@@ -196,11 +207,20 @@ def base_config(architecture: str) -> dict[str, Any]:
         special["num_kv_shared_layers"] = 0
     if kind == "falcon":
         special |= {"new_decoder_architecture": True, "num_kv_heads": 8, "ffn_hidden_size": 88, "bias": True}
+    if kind in ("gpt2", "gpt_bigcode"):
+        special |= {"n_embd": 128, "n_layer": 6, "n_head": 32, "n_positions": 256, "n_inner": 88}
     if kind == "gpt_neox":
         special |= {"rotary_pct": 1.0, "rotary_emb_base": 77.0}
     found = {"architectures": [architecture], "model_type": kind, **KEYS, **special}
-    if kind in ("falcon", "gpt_neox"):  # which have no such keys
+    if kind == "opt":
+        special["ffn_dim"] = 88
+    if kind in ("falcon", "gpt_neox", "gpt2", "gpt_bigcode", "opt"):  # which have no such keys
         del found["head_dim"], found["num_key_value_heads"]
+    if kind == "opt":
+        del found["rope_theta"]
+    if kind in ("gpt2", "gpt_bigcode"):
+        for key in ("rope_theta", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+            del found[key]
     if "num_experts_per_tok" in special:  # whose head_dim is one of two others, and not read
         del found["head_dim"]
     if kind in ("bamba", "falcon_h1", "nemotron_h"):  # whose layer_types transformers makes itself
@@ -230,7 +250,7 @@ def _rotates(theirs: Any) -> list[bool]:
         return [(kind and theirs.sliding_window is not None) or own for kind, own in zip(slides, dense)]
     if theirs.model_type == "afmoe":
         return slides
-    if theirs.model_type in ("nemotron_h", "mamba2"):
+    if theirs.model_type in ("nemotron_h", "mamba2", "gpt2", "gpt_bigcode", "opt"):
         return [False] * theirs.num_hidden_layers
     if theirs.model_type == "granitemoehybrid":
         return [theirs.position_embedding_type == "rope"] * theirs.num_hidden_layers
@@ -279,7 +299,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": getattr(theirs, "num_kv_heads", getattr(theirs, "num_key_value_heads", 0)) or heads,
         "head_dim": getattr(theirs, "qk_head_dim", head_dim),
         "rms_norm_eps": 1e-5
-        if kind == "olmo"
+        if kind in ("olmo", "opt")
         else getattr(theirs, EPSILONS.get(kind, "rms_norm_eps")) or theirs.layer_norm_eps,
         "max_position_embeddings": theirs.max_position_embeddings,
         "tie_word_embeddings": theirs.tie_word_embeddings,
@@ -337,7 +357,7 @@ def as_ours(config: ModelConfig) -> dict[str, Any]:
 # Keys of transformers' classes that change nothing of a model which is read without experts and without dropout.
 HARMLESS = re.compile(
     r"\w+_token_id|\w*dropout|\w+_pdrop|initializer_range|use_cache|pretraining_tp|mamba_chunk_size|num_logits_to_keep"
-    r"|is_decoder|linear_(a_log|dt)_\w+|num_experts_per_tok|output_router_logits|router_aux_loss_coef|top_k_experts"
+    r"|is_decoder|init_std|summary_\w+|linear_(a_log|dt)_\w+|num_experts_per_tok|output_router_logits|router_aux_loss_coef|top_k_experts"
     r"|moe_intermediate_size|embedding_initializer_range|mtp_(mlp_)?layer_types"
 )
 
@@ -425,7 +445,7 @@ def test_the_dropouts_that_transformers_applies_are_known(architecture: str) -> 
     path = Path(inspect.getfile(kind))
     path = path.with_name(path.name.replace("configuration_", "modeling_"))
     text = path.read_text(encoding="utf-8") if path.exists() else ""  # two are there as configurations alone
-    read = set(re.findall(r"config\.(\w*dropout|\w+_pdrop)\b", text)) - {"classifier_dropout"}
+    read = set(re.findall(r"config\.(\w*dropout|\w+_pdrop)\b", text)) - {"classifier_dropout", "summary_first_dropout"}
     of_text = {field.name: field.default for field in dataclasses.fields(kind) if field.name in read}
     assert of_text.items() <= family.keys.dropouts.items()
 
@@ -475,8 +495,10 @@ def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: 
         read += 1
     none_may_be_null = how == "null" and architecture == "Mamba2ForCausalLM"
     assert read >= (0 if none_may_be_null else 1 if how == "as it is" else 5)
-    optional = architecture == "FalconForCausalLM"  # most keys, in transformers' class
-    assert refused >= (0 if how != "null" else 6 if optional else 8)
+    fewest = {"FalconForCausalLM": 6, "OPTForCausalLM": 6, "GPT2LMHeadModel": 2, "GPTBigCodeForCausalLM": 2}.get(
+        architecture, 8
+    )  # most keys are optional, or not there
+    assert refused >= (fewest if how == "null" else 0)
 
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)))

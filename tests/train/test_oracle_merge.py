@@ -39,7 +39,7 @@ LORA = LoraConfig(
     r=6,
     alpha=9.0,
     rslora=True,
-    target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|up_proj|qkv_proj|gate_up_proj|down_proj|fc1|dense|in_proj)",
+    target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|up_proj|qkv_proj|gate_up_proj|down_proj|fc1|dense|c_attn|in_proj)",
 )
 
 

@@ -112,6 +112,7 @@ NEMOTRONS: tuple[dict[str, Any], ...] = ({"hybrid_override_pattern": "M*-M"}, {"
 CASES += [("NemotronHForCausalLM", changes) for changes in NEMOTRONS]
 CASES += [("GraniteMoeHybridForCausalLM", HYBRID | experts) for experts in ({}, HYBRID_EXPERTS)]
 CASES += [("DeepseekV2ForCausalLM", {"q_lora_rank": None, "num_hidden_layers": 27})]  # as llama.cpp knows V2-Lite
+CASES += [("GPT2LMHeadModel", {"activation_function": "gelu", "tie_word_embeddings": True})]
 CASES += [("GPTNeoXForCausalLM", {"use_parallel_residual": False, "rotary_emb_base": 500.0})]
 CASES += [("FalconForCausalLM", changes) for changes in ({"num_ln_in_parallel_attn": 1}, FALCON_7B)]
 CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE)]

@@ -215,6 +215,28 @@ def test_pythias_published_files_are_read_and_written(make_checkpoint: Any, tmp_
     assert all(np.array_equal(saved[name], arrays[name]) for name in saved)
 
 
+def test_gpt_2s_published_files_are_read_and_written(make_checkpoint: Any, tmp_path: Path) -> None:
+    """Their names have no beginning, and they have masks."""
+    folder, device = make_checkpoint("GPT2LMHeadModel", tie_word_embeddings=True), ReferenceDevice()
+    arrays = {name.removeprefix("transformer."): value for name, value in file_arrays(folder).items()}
+    masks = {f"h.{layer}.attn.bias": np.ones((1, 1, 8, 8), np.float32) for layer in (0, 1)}
+    write_safetensors(folder / "model.safetensors", from_arrays(arrays | masks))
+    config = load_model_config(folder)
+    built = build_trainable(RunOptions(full=True, max_length=8), config, folder, device, positions=8)
+    save_full(tmp_path, folder, built.parameters.tensors, config, lambda out: None)
+    saved = file_arrays(tmp_path)
+    assert {*saved} == {f"transformer.{name}" for name in arrays}
+    assert all(np.array_equal(saved[f"transformer.{name}"], value) for name, value in arrays.items())
+
+
+def test_a_sequence_beyond_the_embeddings_of_positions_is_refused(make_checkpoint: Any) -> None:
+    folder, device = make_checkpoint("GPT2LMHeadModel", n_positions=40, max_position_embeddings=40), ReferenceDevice()
+    config = load_model_config(folder)
+    build_trainable(RunOptions(max_length=40), config, folder, device, positions=8)
+    with pytest.raises(WgradError, match="sequences of 41 tokens are longer than the 40 positions .*: use at most 40"):
+        build_trainable(RunOptions(max_length=40), config, folder, device, positions=41)
+
+
 # ---- what is refused ---------------------------------------------------------------------------
 def load(folder: Path) -> None:
     load_frozen(folder, load_model_config(folder), ReferenceDevice())

@@ -86,6 +86,9 @@ _OWN: dict[str, dict[str, Any]] = {
         "ssm_multipliers": [0.7, 1.3, 0.6, 1.1, 0.5],
     },
     "gpt_neox": {**_IDS, "hidden_act": "gelu", "rotary_pct": 0.5, "layer_norm_eps": 1e-4},
+    "gpt2": {**_IDS, "activation_function": "gelu_new", "n_inner": 88, "layer_norm_epsilon": 1e-4},
+    "gpt_bigcode": {**_IDS, "n_inner": 88, "layer_norm_epsilon": 1e-4},
+    "opt": {**_IDS, "ffn_dim": 88, "activation_function": "relu"},
     "falcon": {
         **_IDS,
         "activation": "gelu",
@@ -269,8 +272,15 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
 
 
 # Beginnings of our names, and of those in transformers' model.
+_GPT2 = (
+    ("model.embed_tokens.", "transformer.wte."),
+    ("model.layers.", "transformer.h."),
+    ("model.", "transformer."),
+)
 BEGINNINGS = {
+    "opt": (("model.", "model.decoder."),),
     "gpt_neox": (("model.embed_tokens.", "gpt_neox.embed_in."), ("model.", "gpt_neox.")),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
     "falcon": (
         ("model.embed_tokens.", "transformer.word_embeddings."),
         ("model.layers.", "transformer.h."),
@@ -292,4 +302,5 @@ def name_in_files(name: str, config: dict[str, Any]) -> str:
 def as_in_files(name: str, value: np.ndarray, config: dict[str, Any]) -> np.ndarray:
     """Return a weight in transformers' layout, which for experts of gpt-oss and Llama 4 is [experts, in, out]."""
     turned = config["model_type"] in ("gpt_oss", "llama4_text") and value.ndim == 3
-    return np.ascontiguousarray(value.swapaxes(1, 2)) if turned else value
+    turned |= config["model_type"] == "gpt2" and value.ndim == 2 and ".layers." in name
+    return np.ascontiguousarray(value.swapaxes(-1, -2)) if turned else value

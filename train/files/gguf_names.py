@@ -83,6 +83,17 @@ _FALCON = {part: path.replace("attention.", "self_attention.") for part, path in
     "output_norm": "model.ln_f",
     "attn_norm_2": "ln_attn",
 }
+_GPT2 = {
+    **{part: _NAMES[part] for part in ("token_embd", "output")},
+    "position_embd": "model.wpe",
+    "output_norm": "model.ln_f",
+    "attn_norm": "ln_1",
+    "ffn_norm": "ln_2",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
 # Norm of attention and MLP. Where attention has its own, the file has the MLP's in its place.
 NORMS_OF_FALCON = ".input_layernorm.", ".ln_attn.", ".ln_mlp."
 _PHI3 = _NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
@@ -213,6 +224,7 @@ ARCHITECTURES = {
     "phi3": _PHI3,
     "gptneox": _GPT_NEOX,
     "falcon": _FALCON,
+    **dict.fromkeys(("gpt2", "starcoder"), _GPT2),
     "starcoder2": _NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     **dict.fromkeys(("ernie4_5", "arcee", "nemotron", "jais2", "cohere2", "command-r", "olmo", "mistral3"), _NAMES),
     "seed_oss": _NAMES | {"post_attention_norm": "post_attention_layernorm"},

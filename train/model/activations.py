@@ -44,5 +44,6 @@ PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": F.gelu,
     "gelu": partial(F.gelu, approximate="none"),
+    "relu": F.relu,
     "relu2": relu2,
 }

@@ -12,6 +12,7 @@ from wgrad.autograd.ops.sinks import attend
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 from wgrad.device.dry_run import DryRuntime
+from wgrad.device.errors import WgradError
 from wgrad.train.model.chunks import growth_by_position, in_chunks
 from wgrad.train.model.delta_net import gated, split_gate
 from wgrad.train.model.kv_cache import KVCache, Rope
@@ -30,6 +31,11 @@ class Attention(Parts):
         self, config: ModelConfig, weights: Mapping[str, Any], device: Device, *, positions: int, **options: Any
     ) -> None:
         super().__init__(config, weights, device, **options)
+        if config.position_table and positions > config.positions:
+            raise WgradError(
+                f"sequences of {positions} tokens are longer than the {config.positions} positions that the model has "
+                f"embeddings of: use at most {config.positions} (--max-length, --context)"
+            )
         self.positions = positions
         self._chunk = config.chunk if config.chunk < positions else 0  # else all tokens are in one
         growth = growth_by_position(positions, *config.plain_growth)
@@ -103,7 +109,7 @@ class Attention(Parts):
         if c.latent is not None:
             return *self._from_latents(c.latent, index, y, inputs), None, True
         if c.qkv_proj:
-            return *self._by_heads(index, y, inputs, cache is None), None, cache is None
+            return *self._of_one(index, y, inputs, cache is None), None, cache is None
         tables = self._tables(index, inputs)
         if self._splits_qkv(index):
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
@@ -125,13 +131,19 @@ class Attention(Parts):
             k = self._head_norm(index, c.k_norm, k)
         return q, k, v, gate, not appended
 
-    def _by_heads(self, index: int, y: Tensor, inputs: Inputs, rotate_keys: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated q [N, H, D], and k and v [N, G, D], from one projection with the rows of `qkv_proj`."""
+    def _of_one(self, index: int, y: Tensor, inputs: Inputs, rotate_keys: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated q [N, H, D], and k and v [N, G, D], from the one projection `qkv_proj`."""
         c, tables = self.config, self._tables(index, inputs)
         heads, groups, width = c.num_attention_heads, c.kv_heads_of(index), c.head_dim_of(index)
         each = heads // groups
-        qkv = self._linear(f"model.layers.{index}.{c.qkv_proj}", y, inputs).reshape(-1, groups, each + 2, width)
-        q, k, v = (x.reshape(-1, x.shape[1] * x.shape[2], width) for x in qkv.split([each, 1, 1], 2))
+        qkv = self._linear(f"model.layers.{index}.{c.qkv_proj}", y, inputs)
+        if c.qkv_by_heads:
+            parts = qkv.reshape(-1, groups, each + 2, width).split([each, 1, 1], 2)
+        else:
+            parts = qkv.reshape(-1, heads + 2 * groups, width).split([heads, groups, groups], 1)
+        q, k, v = (x.reshape(-1, x.size // (x.shape[0] * width), width) for x in parts)
+        if not c.use_rope[index]:
+            return q, k, v
         q = F.rope(q, *tables, interleaved=c.interleaved)
         return q, F.rope(k, *tables, interleaved=c.interleaved) if rotate_keys else k, v
 

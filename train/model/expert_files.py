@@ -126,14 +126,24 @@ class StackedEntry(TensorEntry):
 
 @dataclass(frozen=True)
 class TransposedEntry(TensorEntry):
-    """A tensor of all experts of a layer, [experts, out, in], stored as [experts, in, out]."""
+    """A matrix [out, in], or those of all experts of a layer, whose last two axes are stored the other way."""
 
     stored: TensorEntry = field(repr=False)
 
+    @classmethod
+    def of(cls, stored: TensorEntry, name: str = "") -> TransposedEntry:
+        *outer, columns, rows = stored.shape
+        name, shape = name or stored.name, (*outer, rows, columns)
+        return cls(stored.source, stored.path, name, stored.dtype, shape, None, None, stored)
+
     def array(self) -> np.ndarray:
-        return np.ascontiguousarray(self.stored.array().swapaxes(1, 2))
+        return np.ascontiguousarray(self.stored.array().swapaxes(-1, -2))
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        if len(self.shape) == 2:
+            whole = self.array()
+            yield from (whole[begin : begin + rows] for begin in range(0, self.shape[0], rows))
+            return
         for block in self.stored.blocks(rows):
             yield np.ascontiguousarray(block.swapaxes(1, 2))
 
@@ -199,14 +209,9 @@ def _gather_layer(found: dict[str, TensorEntry], experts: Experts, layout: Layou
         if whole in found and type(found[whole]) is TensorEntry:
             stored = found.pop(whole)
             turned = layout.transposed and (stored.shape != shape or shape[1] == shape[2])
-            found[name] = _transposed(stored, name) if turned else stored
+            found[name] = TransposedEntry.of(stored, name) if turned else stored
         if name not in found and layout.each:
             _gather_each(found, name, shape, [prefix + layout.each[GGUF_PARTS.index(part)] for part in parts])
-
-
-def _transposed(stored: TensorEntry, name: str) -> TensorEntry:
-    shape = (*stored.shape[:1], *reversed(stored.shape[1:]))
-    return TransposedEntry(stored.source, stored.path, name, stored.dtype, shape, None, None, stored)
 
 
 def _gather_each(found: dict[str, TensorEntry], name: str, shape: tuple[int, int, int], forms: list[str]) -> None:
@@ -268,7 +273,8 @@ def written_tensors(
             name, own = spec.name, np.dtype(np.float32) if spec.float32 else dtype
             if config.experts is not None and name == prefix + config.experts.correction:
                 name = prefix + (LAYOUTS[config.experts.files].correction or config.experts.correction)
-            yield TensorSource(name, own, spec.shape, partial(fetch, number, spec))
+            turned = config.transposed and spec.kind == "projection"
+            yield _whole(spec, number, name, turned, own, fetch)
             continue
         layout = LAYOUTS[config.experts.files]
         if spec.kind == "router":
@@ -290,12 +296,12 @@ def _whole(
     dtype: np.dtype,
     fetch: Callable[[int, WeightSpec], np.ndarray],
 ) -> TensorSource:
-    """Return one tensor of all experts."""
+    """Return a tensor as it is, or with its last two axes the other way."""
     if not transposed:
         return TensorSource(name, dtype, spec.shape, partial(fetch, number, spec))
-    experts, rows, columns = spec.shape
+    *outer, rows, columns = spec.shape
     return TensorSource(
-        name, dtype, (experts, columns, rows), lambda: np.ascontiguousarray(fetch(number, spec).swapaxes(1, 2))
+        name, dtype, (*outer, columns, rows), lambda: np.ascontiguousarray(fetch(number, spec).swapaxes(-1, -2))
     )
 
 

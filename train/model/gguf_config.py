@@ -34,7 +34,7 @@ _GEMMA = ("gemma2", "gemma3")
 _LAYER_NORM = {
     **dict.fromkeys(("phi2", "stablelm", "jais2", "cohere2", "command-r"), "layer_norm_eps"),
     "gptneox": "layer_norm_eps",
-    "falcon": "layer_norm_epsilon",
+    **dict.fromkeys(("falcon", "gpt2", "starcoder"), "layer_norm_epsilon"),
     "starcoder2": "norm_epsilon",
     "nemotron": "norm_eps",
     "olmo": "rms_norm_eps",  # config.json of OLMo has no epsilon: it is the same in every model
@@ -231,13 +231,17 @@ def _layer_norm_variant(name: str, tensors: Mapping[str, TensorEntry]) -> dict[s
 
 
 def _by_heads(fields: GgufFields, tensors: Mapping[str, TensorEntry], part: float) -> dict[str, Any]:
-    """Return the keys of GPT-NeoX or Falcon. part: share of a head that is rotated."""
+    """Return the keys of GPT-NeoX, GPT-2 or Falcon. part: share of a head that is rotated."""
     name = fields.architecture
     if name == "gptneox":
         parallel = fields.get("gptneox.use_parallel_residual", bool, True)
         biased = "model.layers.0.attention.dense.bias" in tensors
         rope = {"rotary_emb_base": _theta(fields), "rotary_pct": part}
         return {**rope, "use_parallel_residual": parallel, "attention_bias": biased}
+    if name in ("gpt2", "starcoder"):
+        heads = fields.needed(f"{name}.attention.head_count", int)
+        shared = heads > 1 and _key_heads(fields, heads) == 1
+        return {"n_inner": fields.needed(f"{name}.feed_forward_length", int), "multi_query": shared}
     if name != "falcon":
         return {}
     heads = _key_heads(fields, fields.needed("falcon.attention.head_count", int))

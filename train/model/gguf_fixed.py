@@ -25,7 +25,7 @@ USUAL_WIDTH = (
 )  # fmt: skip
 ROTATE_IN_WINDOWS = ("cohere2", "exaone4", "exaone-moe", "afmoe")  # layers without a window have no rotary embeddings
 ACTIVATIONS = {
-    **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "phi2", "starcoder2"), "gelu_tanh"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "phi2", "starcoder2", "gpt2", "starcoder"), "gelu_tanh"),
     "apertus": "xielu",
     **dict.fromkeys(("gptneox", "falcon"), "gelu"),  # in llama.cpp the tanh form, whatever a model has
     **dict.fromkeys(("arcee", "nemotron", "jais2", *NEMOTRONS), "relu2"),

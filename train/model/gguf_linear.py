@@ -40,7 +40,7 @@ def order_of(config: ModelConfig, name: str) -> tuple[str, np.ndarray] | None:
     Returns:
         The axis, "rows" or "columns", and the index in Hugging Face's order of each of GGUF's rows or columns.
     """
-    if config.qkv_proj and f".{config.qkv_proj}" in name:
+    if config.qkv_proj and config.qkv_by_heads and f".{config.qkv_proj}" in name:
         return "rows", _queries_first(config)
     c = config.linear
     if not isinstance(c, LinearAttention) or c.heads == c.key_heads or c.projected == "by_head":

@@ -25,7 +25,7 @@ MAMBA_2 = "mamba2"  # without attention
 NEMOTRONS = (NEMOTRON, NEMOTRON_MOE)
 MAMBA = (FALCON, GRANITE_HYBRID, MAMBA_2, *NEMOTRONS)
 _ROTATES = "rope.scaling.finetuned"  # for GRANITE_HYBRID: whether it has rotary embeddings, as Bamba; default true
-UNROTATED = (GRANITE_HYBRID, MAMBA_2, *NEMOTRONS)  # their `rope.dimension_count` is meaningless
+UNROTATED = (GRANITE_HYBRID, MAMBA_2, *NEMOTRONS, "gpt2", "starcoder")  # their `rope.dimension_count` is meaningless
 # Transformers' lower limit of time steps for Nemotron-H. llama.cpp has none, but so short a step changes little.
 _LEAST_STEP = 1e-3
 

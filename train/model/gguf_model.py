@@ -139,7 +139,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     if config.query_growth and config.query_length != original:
         yield f"queries that grow after {config.query_length} positions without yarn scaling from there"
     # These properties have no keys: llama.cpp fixes them by architecture.
-    if config.hidden_act != ACTIVATIONS.get(architecture, "silu"):
+    if _in_gguf(config.hidden_act) != _in_gguf(ACTIVATIONS.get(architecture, "silu")):
         yield f"the activation {config.hidden_act}"
     if architecture == "gptneox" and not config.qkv_bias:
         yield "attention without biases"
@@ -157,6 +157,11 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     theta = config.rope.theta if architecture == "olmo2" else 10_000.0
     if architecture not in SHARING and config.local_rope and config.local_rope != RopeConfig(config.head_dim, theta):
         yield "rotary embeddings of its own in sliding layers"
+
+
+def _in_gguf(activation: str) -> str:
+    """Return llama.cpp's name of an activation: it computes the tanh form of GELU for both."""
+    return "gelu" if activation == "gelu_tanh" else activation
 
 
 def _rotates(config: ModelConfig, architecture: str) -> tuple[bool, ...]:

@@ -12,11 +12,14 @@ from functools import partial
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.train.files.gguf_files import GgufEntry
 from wgrad.train.files.input_files import one_line
+from wgrad.train.files.nf4_files import is_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, TensorSource
-from wgrad.train.model.expert_files import StackedEntry
+from wgrad.train.model.expert_files import StackedEntry, TransposedEntry
 from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.weights import weight_specs
 
 # By `LinearAttention.files`: a tensor's path within a layer, and the files' tensors whose rows make it up.
 LAYOUTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -67,6 +70,20 @@ def with_linear(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict
             )
         taken = [found.pop(part) for part in parts]
         found[name] = first if len(taken) == 1 else _joined(name, taken, config)
+    return found
+
+
+def with_transposed(entries: dict[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
+    """Return entries with the projections as [out, in], for families whose files have them the other way.
+
+    GGUF and bitsandbytes have them as [out, in].
+    """
+    found = dict(entries)
+    for spec in weight_specs(config) if config.transposed else ():
+        entry = entries.get(spec.name)
+        same = entry is None or isinstance(entry, GgufEntry) or is_nf4(entries, spec.name)
+        if spec.kind == "projection" and entry is not None and len(entry.shape) == 2 and not same:
+            found[spec.name] = TransposedEntry.of(entry)
     return found
 
 

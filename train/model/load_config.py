@@ -30,17 +30,14 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu": "gelu",
+    "relu": "relu",
     "relu2": "relu2",
     "xielu": "xielu",
 }
-_ACTIVATION_KEYS = (
-    "hidden_activation",
-    "mlp_hidden_act",
-    "activation",
-    "hidden_act",
-)  # files with another one do not use the last
+# Files with another one do not use the last.
+_ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "activation", "activation_function", "hidden_act")
 _USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
-_UNGATED = ("gelu", "relu2", "xielu")  # activations that only MLPs without a gate use
+_UNGATED = ("gelu", "relu", "relu2", "xielu")  # activations that only MLPs without a gate use
 
 
 def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:

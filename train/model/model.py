@@ -155,6 +155,7 @@ class Model(Attention):
         table = self._whole(EMBEDDING)
         table = self.weights[EMBEDDING] if table is None else table
         h = F.embedding(table, inputs.ids, dtype=np.float32, device=self.device)
+        h = self._with_positions(h, inputs)
         if self.config.embedding_scale != 1:
             # Rounded to the compute dtype as in transformers, since the weights were trained with that factor.
             h = F.scale(h, float(self.dtype.type(self.config.embedding_scale)))

@@ -38,11 +38,15 @@ class ModelConfig:
         norm_weight, norm_bias: Whether norms have weights, and LayerNorm biases.
         norm_offset: Number to add to the norms' weights in files.
         embedding_norm: Whether the embeddings are normed, without weights.
+        position_table: Path of embeddings of positions, which are added to those of tokens, or "".
+        position_offset: Row of that table for the first position.
+        transposed: Whether files have the projections as [in, out].
         q_norm, k_norm, o_proj, gate_proj, up_proj, down_proj: Paths within a layer.
         attention: Path of the module with q_proj, k_proj and v_proj.
         fused: Whether q, k and v are one projection, and gate and up another.
-        qkv_proj: Path of a projection of q, k and v in one, or "". Its rows are those of each key head's queries, the
-            key and the value, head by head.
+        qkv_proj: Path of a projection of q, k and v in one, or "".
+        qkv_by_heads: Whether its rows are those of each key head's queries, the key and the value, head by head.
+            Otherwise they are those of all queries, all keys and all values.
         gate_up_proj: Path of a projection of gate and up in one, or "".
         qk_norm_whole: Whether q and k are normed over all heads at once.
         qk_norm_last: Whether q and k are normed after their rotation.
@@ -140,6 +144,10 @@ class ModelConfig:
     q_norm: str = field(default="self_attn.q_norm", repr=False)
     k_norm: str = field(default="self_attn.k_norm", repr=False)
     qkv_proj: str = field(default="", repr=False)
+    qkv_by_heads: bool = field(default=True, repr=False)
+    position_table: str = field(default="", repr=False)
+    position_offset: int = field(default=0, repr=False)
+    transposed: bool = field(default=False, repr=False, compare=False)
     gate_up_proj: str = field(default="", repr=False)
     o_proj: str = field(default="self_attn.o_proj", repr=False)
     gate_proj: str = field(default="mlp.gate_proj", repr=False)

@@ -39,7 +39,7 @@ from wgrad.train.model.gguf_latent import with_kv_b
 from wgrad.train.model.gguf_linear import from_gguf
 from wgrad.train.model.gguf_mamba import check_multipliers
 from wgrad.train.model.gguf_shared_keys import table_of_model
-from wgrad.train.model.linear_files import by_own_names, with_linear
+from wgrad.train.model.linear_files import by_own_names, with_linear, with_transposed
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.multimodal import is_beside_text, text_name
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
@@ -51,7 +51,7 @@ _MOST_LISTED = 8  # names in a message
 # Tensors that do not affect the output: tables and masks that old files contain although the model computes them,
 # constants of an activation, and multi-token prediction layers.
 _LEFT_OVER = re.compile(
-    r"^mtp\.|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|(attention\.|masked_)bias"
+    r"^mtp\.|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|(attention\.|attn\.|masked_)bias"
     r"|act_fn\.(beta|eps))$"
 )
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
@@ -166,7 +166,7 @@ class ModelFiles:
         from_gguf(self.entries, config)
         with_kv_b(self.entries, config)
         table_of_model(self.entries, config)
-        self.entries = with_experts(with_linear(self.entries, config), config)
+        self.entries = with_transposed(with_experts(with_linear(self.entries, config), config), config)
         for spec in weight_specs(config):
             if not spec.is_linear or not self.is_frozen(spec):
                 self.float_entry(spec)

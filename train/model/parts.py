@@ -101,6 +101,13 @@ class Parts:
             y = F.scale(y, scale)
         return F.add(h, y)
 
+    def _with_positions(self, h: Tensor, inputs: Inputs) -> Tensor:
+        """Add the embeddings of positions, if there are any, to those of tokens, h [N, C]."""
+        if not self.config.position_table:
+            return h
+        table, first = self._tensor(f"{self.config.position_table}.weight"), self.config.position_offset
+        return F.add(h, F.embedding(table[first:] if first else table, inputs.positions, dtype=np.float32))
+
     def _tensor(self, name: str) -> Tensor:
         """Return a weight as a Tensor."""
         weight = self.weights[name]

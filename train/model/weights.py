@@ -163,6 +163,9 @@ def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     if (own := config.per_layer) is not None:
         specs.append(WeightSpec(TABLE, (own.vocabulary, config.num_hidden_layers * own.width), "embedding"))
         specs.append(WeightSpec(f"{NORM}.weight", (own.width,), "norm"))
+    if config.position_table:
+        rows = config.position_offset + config.positions
+        specs.append(WeightSpec(f"{config.position_table}.weight", (rows, config.hidden_size), "norm"))
     for module, shape in outer_projections(config).items():
         specs.append(WeightSpec(f"{module}.weight", shape, "projection"))
     for layer in range(config.num_hidden_layers):

@@ -1,0 +1,172 @@
+"""GPT-2, GPT-BigCode and OPT: the keys of their config.json, and their differences from Llama.
+
+They have embeddings of positions instead of rotary embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from wgrad.train.model.config_file import ConfigFile, Count, Epsilon, Positions, Vocabulary, Width
+
+
+class LearnedPositionsFile(ConfigFile, kw_only=True):
+    """Keys common to families with embeddings of positions. Heads have hidden_size / num_attention_heads numbers."""
+
+    intermediate_size: Any = None  # ignored, as the next ones
+    num_key_value_heads: Any = None
+    head_dim: Any = None
+    hidden_act: Any = None
+    rms_norm_eps: Any = None
+    rope_theta: Any = None
+    rope_parameters: Any = None
+    rope_scaling: Any = None
+    partial_rotary_factor: Any = None
+    activation_function: str = "gelu_new"
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        self.rope_theta = self.rope_parameters = self.rope_scaling = self.partial_rotary_factor = None
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads, {self.num_attention_heads}; got "
+                f"{self.hidden_size}"
+            )
+
+    @property
+    def attention_sizes(self) -> tuple[int, int, int]:
+        heads = self.num_attention_heads
+        return heads, heads, self.hidden_size // heads
+
+    def variant(self) -> dict[str, Any]:
+        """Return the fields of `ModelConfig` common to these families."""
+        return {
+            "hidden_act": self.activation_function,
+            "layer_norm": True,
+            "gated": False,
+            "use_rope": (False,) * self.num_hidden_layers,
+        }
+
+
+class Gpt2File(LearnedPositionsFile, kw_only=True):
+    """Keys of GPT-2. As in transformers, Llama's names of four keys count before GPT-2's own."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "scale_attn_by_inverse_layer_idx": (None, False),
+    }
+    dropouts: ClassVar[Mapping[str, float]] = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+    vocab_size: Vocabulary = 50_257
+    n_embd: Width = 768
+    n_layer: Count = 12
+    n_head: Count = 12
+    n_positions: Positions = 1024
+    n_inner: Width | None = None
+    hidden_size: Width | None = None  # type: ignore[assignment]
+    num_hidden_layers: Count | None = None  # type: ignore[assignment]
+    num_attention_heads: Count | None = None  # type: ignore[assignment]
+    max_position_embeddings: Positions | None = None  # type: ignore[assignment]
+    layer_norm_epsilon: Epsilon = 1e-5
+    scale_attn_weights: bool = True
+    reorder_and_upcast_attn: bool = False  # ignored: scores are in float32
+
+    def __post_init__(self) -> None:
+        self.hidden_size = self.hidden_size or self.n_embd
+        self.num_hidden_layers = self.num_hidden_layers or self.n_layer
+        self.num_attention_heads = self.num_attention_heads or self.n_head
+        self.max_position_embeddings = self.max_position_embeddings or self.n_positions
+        super().__post_init__()
+
+    def variant(self) -> dict[str, Any]:
+        """Return the `ModelConfig` fields of GPT-2 (Radford et al., 2019)."""
+        assert self.hidden_size
+        return {
+            **super().variant(),
+            "rms_norm_eps": self.layer_norm_epsilon,
+            "intermediate_size": self.n_inner or 4 * self.hidden_size,
+            "score_scale": 0.0 if self.scale_attn_weights else 1.0,
+            "position_table": "model.wpe",
+            "transposed": True,
+            "qkv_proj": "attn.c_attn",
+            "qkv_by_heads": False,
+            "o_proj": "attn.c_proj",
+            "up_proj": "mlp.c_fc",
+            "down_proj": "mlp.c_proj",
+            "attention_norm": "ln_1",
+            "mlp_norm": "ln_2",
+            "qkv_bias": True,
+            "o_bias": True,
+            "mlp_bias": True,
+            "final_norm": "model.ln_f",
+            "embedding": "model.wte",
+            "file_names": (
+                ("model.embed_tokens.", ("transformer.wte.", "wte.")),
+                ("model.layers.", ("transformer.h.", "h.")),
+                ("model.ln_f.", ("transformer.ln_f.", "ln_f.")),
+                ("model.wpe.", ("transformer.wpe.", "wpe.")),
+            ),
+        }
+
+
+class GptBigCodeFile(Gpt2File, kw_only=True):
+    """Keys of GPT-BigCode. multi_query: whether all heads share one head of keys and values."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    activation_function: str = "gelu_pytorch_tanh"
+    multi_query: bool = True
+    attention_softmax_in_fp32: bool = True  # ignored, as the next one: the softmax is in float32
+    scale_attention_softmax_in_fp32: bool = True
+
+    @property
+    def attention_sizes(self) -> tuple[int, int, int]:
+        heads, _, width = super().attention_sizes
+        return heads, 1 if self.multi_query else heads, width
+
+    def variant(self) -> dict[str, Any]:
+        """Return the `ModelConfig` fields of GPT-BigCode (arXiv 2301.03988)."""
+        return {**super().variant(), "transposed": False, "qkv_by_heads": True}
+
+
+class OptFile(LearnedPositionsFile, kw_only=True):
+    """Keys of OPT."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "do_layer_norm_before": (True,),  # of OPT 350M alone it is false
+        "_remove_final_layer_norm": (None, False),
+    }
+    dropouts: ClassVar[Mapping[str, float]] = {"dropout": 0.1, "attention_dropout": 0.0, "layerdrop": 0.0}
+    vocab_size: Vocabulary = 50_272
+    hidden_size: Width = 768
+    ffn_dim: Width = 3072
+    num_hidden_layers: Count = 12
+    num_attention_heads: Count = 12
+    activation_function: str = "relu"
+    word_embed_proj_dim: Width | None = None
+    enable_bias: bool = True
+    layer_norm_elementwise_affine: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.word_embed_proj_dim not in (None, self.hidden_size):
+            raise ValueError(f"word_embed_proj_dim must be hidden_size; got {self.word_embed_proj_dim}")
+
+    def variant(self) -> dict[str, Any]:
+        """Return the `ModelConfig` fields of OPT (arXiv 2205.01068)."""
+        return {
+            **super().variant(),
+            "rms_norm_eps": 1e-5,
+            "norm_weight": self.layer_norm_elementwise_affine,
+            "intermediate_size": self.ffn_dim,
+            "position_table": "model.embed_positions",
+            "position_offset": 2,
+            "o_proj": "self_attn.out_proj",
+            "up_proj": "fc1",
+            "down_proj": "fc2",
+            "attention_norm": "self_attn_layer_norm",
+            "mlp_norm": "final_layer_norm",
+            "qkv_bias": self.enable_bias,
+            "o_bias": self.enable_bias,
+            "mlp_bias": self.enable_bias,
+            "final_norm": "model.final_layer_norm",
+            "file_names": (("model.", ("model.decoder.", "decoder.")),),
+        }
