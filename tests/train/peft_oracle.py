@@ -93,7 +93,9 @@ def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> A
 
 
 def as_theirs(model: Any, value: Any, shape: Any) -> Any:
-    """Return our weight in transformers' layout, which for experts of gpt-oss and Llama 4 is [experts, in, out]."""
+    """Return our weight in transformers' layout: [..., in, out] in GPT-2, and for experts of gpt-oss and Llama 4."""
+    if model.config.model_type == "gpt2":
+        return value.T
     if model.config.model_type in ("gpt_oss", "llama4_text") and len(shape) == 3:
         return value.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
     return value.reshape(shape)

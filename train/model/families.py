@@ -238,7 +238,9 @@ FAMILIES = {
     "GPTNeoXForCausalLM": Family(
         "gpt_neox", GptNeoxFile, GptNeoxFile.variant, "gptneox", "GPT-NeoX, Pythia", in_peft="gpt_neox."
     ),
-    "GPT2LMHeadModel": Family("gpt2", Gpt2File, Gpt2File.variant, "gpt2", "GPT-2", in_peft="transformer.h."),
+    "GPT2LMHeadModel": Family(
+        "gpt2", Gpt2File, Gpt2File.variant, "gpt2", "GPT-2", other_types=("gpt-sw3",), in_peft="transformer.h."
+    ),
     "GPTBigCodeForCausalLM": Family(
         "gpt_bigcode", GptBigCodeFile, GptBigCodeFile.variant, "starcoder", "StarCoder 1", in_peft="transformer.h."
     ),
