@@ -24,20 +24,21 @@ from count_launches import count
 from wgrad.autograd.bind import bind
 from wgrad.device.memory import Array
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import gemm_matrix_skinny
+from wgrad.wgsl.gemm import gemm_matrix_lora, gemm_matrix_skinny
 from wgrad.wgsl.gemm.gemm_skinny import Skinny
 from wgrad.wgsl.runtime import native
 
 POOL_BYTES = 256 << 20
 CALLS, PASSES, WARM_SECONDS = 36, 5, 0.3
 LARGE = 1_000_000_000  # bytes read in a pass, about: fewer calls of large GEMMs
+BOTH = -1  # in place of the first rank: du and db from one reading of X (gemm_matrix_lora.wgsl), with u as the result
 Key = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int, bool, bool, bool, tuple[int, ...], int, int, bool]
 
 
 @contextmanager
 def noted(found: Counter[Key]) -> Iterator[None]:
     """Counts the GEMMs that are launched meanwhile, by all that tells them apart."""
-    launch = gemm_matrix_skinny.launch
+    launch, launch_both = gemm_matrix_skinny.launch, gemm_matrix_lora.launch
 
     def counted(
         device: Any, p: Skinny, tile: Any, x: Array, s: Array, out: Array, alpha: float, accumulate: bool
@@ -47,11 +48,18 @@ def noted(found: Counter[Key]) -> Iterator[None]:
         found[key] += 1
         launch(device, p, tile, x, s, out, alpha, accumulate)
 
+    def counted_both(
+        device: Any, x: Array, b: Array, u: Array, parts: tuple[int, ...], alpha: float, du: Array, db: Array, add: bool
+    ) -> None:
+        found[x.shape, b.shape, u.shape, b.shape[1], False, False, False, parts, 0, BOTH, add] += 1
+        launch_both(device, x, b, u, parts, alpha, du, db, add)
+
     gemm_matrix_skinny.launch = counted  # type: ignore[assignment]
+    gemm_matrix_lora.launch = counted_both  # type: ignore[assignment]
     try:
         yield
     finally:
-        gemm_matrix_skinny.launch = launch  # type: ignore[assignment]
+        gemm_matrix_skinny.launch, gemm_matrix_lora.launch = launch, launch_both
 
 
 class Pass:
@@ -82,10 +90,13 @@ def recorded(device: Any, pool: Array, key: Key) -> tuple[Any, int]:
     size = int(np.prod(x))
     copies = max(1, min(CALLS, pool.size // size))
     calls = max(copies, min(CALLS, LARGE // (2 * size)) // copies * copies)
-    right, out = device.zeros(s, np.float32), device.zeros(c, np.float32)
+    right, out, added = (device.zeros(shape, np.float32) for shape in (s, c, s))
 
     def call(i: int) -> None:
         left = device.view(pool, x, i % copies * size)
+        if first_rank == BOTH:
+            gemm_matrix_lora.launch(device, left, right, out, parts, 1.0, device.empty(c), added, accumulate)
+            return
         p = Skinny(x, "float16", s[1], rank, rank_inner, along_rows, transposed, parts, part_rank, first_rank)
         tile = gemm_matrix_skinny.choose_tile(p, device.workgroup_bytes)
         assert tile is not None
@@ -135,7 +146,7 @@ def main() -> None:
         for key, twice in sorted(found.items()):
             seconds, read = statistics.median(samples[key]), 2 * np.prod(key[0]) / args.bandwidth / 1e9
             total, least = total + seconds * twice / 2, least + read * twice / 2  # a dry run has two steps
-            way = "rows" if key[5] else "columns"
+            way = "both" if key[9] == BOTH else "rows" if key[5] else "columns"
             shape = f"{twice // 2:5} {'x'.join(map(str, key[0])):>12} {key[3]:3} {way:7} {str(key[7] or ''):20}"
             print(f"{shape} {seconds * 1e6:8.1f} {read * 1e6:6.1f}")
         print(f"  together {total * 1e3:.2f} ms a step; to read X {least * 1e3:.2f}")

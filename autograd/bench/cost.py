@@ -146,6 +146,11 @@ def _lora_db(given: Arguments) -> float:
     return product_flop(m, n, given["u"].shape[1] // len(given["parts"]))
 
 
+def _lora_grads(given: Arguments) -> float:
+    m, n = given["dy"].shape
+    return 2 * product_flop(m, n, given["b"].shape[1])
+
+
 def _attention(given: Arguments) -> float:
     return attention_flop(tuple(given["q"].shape), given["k"].shape[1])
 
@@ -196,6 +201,7 @@ _FLOP: dict[str, Callable[[Arguments], float]] = {
     "linear_quantized_backward": _linear,
     "lora_du": _lora_du,
     "lora_db": _lora_db,
+    "lora_grads": _lora_grads,
     **dict.fromkeys(("grouped_linear", "grouped_linear_backward", "grouped_weight_grad"), _grouped),
     "attention": _attention,
     "paged_attention": _paged_attention,

@@ -61,6 +61,7 @@ def _lora(sizes: Sizes, t: np.dtype) -> list[Entry]:
         _gemm(RANK, k, m, (F32, t), "tn", "lora gradient", dtype=F32),
         entry("lora_du", (m, sum(parts), RANK), t, du),
         entry("lora_db", (m, sum(parts), RANK), t, db),
+        entry("lora_grads", (m, sum(parts), RANK), t, lambda device: {**du(device), "u": db(device)["u"]}),
     ]
 
 

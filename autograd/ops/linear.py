@@ -22,8 +22,7 @@ from wgrad.autograd.ops.lora import (
     lora_add_grad_x,
     lora_forward,
     lora_grad_a,
-    lora_grad_b,
-    lora_grad_u,
+    lora_grad_ub,
     lora_term,
     weight_grad,
 )
@@ -141,8 +140,9 @@ def _(ctx: Context, given: Array | GradientWithCopy) -> Any:
     rows = as_rows(ctx, given.rounded if isinstance(given, GradientWithCopy) else dy)
     if ctx.rounds_to is not None and rows.dtype != ctx.rounds_to:
         rows = ctx.device.cast(rows, ctx.rounds_to)
-    du = None if lora is None else lora_grad_u(ctx, rows, lora, ctx.parts)
-    dx = da = db = None
+    dx = da = du = db = None
+    if lora is not None:
+        du, db = lora_grad_ub(ctx, 5, rows, u, lora, ctx.parts)
     if ctx.needs_grad[0]:
         fused = (du, lora.a) if lora is not None and lora.dropout == 0 and not lora.rounded else None
         product = ctx.device.linear_quantized_backward if isinstance(weight, FrozenWeight) else ctx.device.gemm
@@ -156,7 +156,6 @@ def _(ctx: Context, given: Array | GradientWithCopy) -> Any:
             da = lora_grad_a(ctx, 4, du, x, lora)
         else:
             ctx.x_again.then(lambda made: lora_grad_a(ctx, 4, du, as_rows(ctx, made), lora))
-        db = lora_grad_b(ctx, 5, rows, u, ctx.parts)
     return dx, dweight, column_sums(ctx, 2, dy), _residual_grad(ctx, 3, dy), da, db
 
 

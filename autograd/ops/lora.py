@@ -71,7 +71,7 @@ def lora_du(args: Args, dy: Array, b: Array, parts: tuple[int, ...], *, alpha: f
 
 
 @lora_du.reference
-def _(dy: np.ndarray, b: np.ndarray, parts: tuple[int, ...], alpha: float) -> np.ndarray:
+def du_of(dy: np.ndarray, b: np.ndarray, parts: tuple[int, ...], alpha: float) -> np.ndarray:
     compute = compute_dtype(dy, b)
     grad, right = up(dy, compute), up(b, compute)
     found = [host_matmul(grad[:, columns], right[columns]) for columns, _ in blocks(parts, b.shape[1])]
@@ -94,13 +94,52 @@ def lora_db(
 
 
 @lora_db.reference
-def _(dy: np.ndarray, u: np.ndarray, parts: tuple[int, ...], out: np.ndarray | None, accumulate: bool) -> np.ndarray:
+def db_of(
+    dy: np.ndarray, u: np.ndarray, parts: tuple[int, ...], out: np.ndarray | None, accumulate: bool
+) -> np.ndarray:
     compute = compute_dtype(dy, u, out)
     grad, right = up(dy, compute), up(u, compute)
     found = [
         host_matmul(grad[:, columns].T, right[:, ranks]) for columns, ranks in blocks(parts, u.shape[1] // len(parts))
     ]
     return store(np.concatenate(found), out, accumulate, np.float32, compute)
+
+
+@operator
+def lora_grads(
+    args: Args,
+    dy: Array,
+    b: Array,
+    u: Array,
+    parts: tuple[int, ...] = (),
+    *,
+    alpha: float = 1.0,
+    out: Array | None = None,
+    accumulate: bool = False,
+) -> None:
+    """dy [M, N], b [N, r], u [M, P r], float32 -> `lora_du` of dy and b, and `lora_db` of dy and u, for one reading of
+    dy where the device can. Without parts it is no stack: alpha dy b [M, r], and dy transposed times u [N, r]."""
+    args.array("dy", dy, "M N").array("b", b, "N r", "f32").array("u", u, "M R", "f32")
+    if parts:
+        _stack(args, parts)
+    args.array("u", u, f"M {max(1, len(parts)) * args.size['r']}", "f32")
+    args.rule(out is not None or not accumulate, "out must be given where the result is added to it, got None")
+    if out is not None:
+        args.array("out", out, "N r", "f32")
+
+
+@lora_grads.reference
+def _(
+    dy: np.ndarray,
+    b: np.ndarray,
+    u: np.ndarray,
+    parts: tuple[int, ...],
+    alpha: float,
+    out: np.ndarray | None,
+    accumulate: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    parts = parts or (b.shape[0],)
+    return du_of(dy, b, parts, alpha), db_of(dy, u, parts, out, accumulate)
 
 
 def _stack(args: Args, parts: tuple[int, ...]) -> None:
@@ -117,32 +156,29 @@ def lora_forward(ctx: Context, x: Array, lora: LoraTerm) -> Array:
     return u if lora.shares is None else ctx.device.mul(u, lora.shares)
 
 
-def lora_grad_u(ctx: Context, dy: Array, lora: LoraTerm, parts: tuple[int, ...]) -> Array:
-    """Return du, float32 [M, r], including the scaling, for dy [M, N]. parts: columns of the weights of a stack."""
-    if parts:
+def lora_grad_ub(
+    ctx: Context, i: int, dy: Array, u: Array, lora: LoraTerm, parts: tuple[int, ...]
+) -> tuple[Array, Array | None]:
+    """Return du, float32 [M, r], including the scaling, and dB = dy^T u [N, r], for argument i and dy [M, N].
+
+    dB is None if it was added to the leaf's gradient buffer. parts: columns of the weights of a stack.
+    """
+    db = None
+    if ctx.needs_grad[i]:
+        buffer = ctx.grad_buffer(i)
+        options = {"alpha": lora.scaling, "out": buffer, "accumulate": buffer is not None}
+        du, made = ctx.device.lora_grads(dy, lora.b, u, parts, **options)
+        db = made if buffer is None else None
+    elif parts:
         du = ctx.device.lora_du(dy, lora.b, parts, alpha=lora.scaling)
     else:
         du = ctx.device.gemm(dy, lora.b, alpha=lora.scaling, dtype=np.float32)
-    return du if lora.shares is None else ctx.device.mul(du, lora.shares)
+    return du if lora.shares is None else ctx.device.mul(du, lora.shares), db
 
 
 def lora_grad_a(ctx: Context, i: int, du: Array, x: Array, lora: LoraTerm) -> Array | None:
     """Return dA = du^T dropout(x) [r, K], for argument i; None if it was added to the leaf's gradient buffer."""
     return weight_grad(ctx, i, du, _dropped(ctx, x, lora)) if ctx.needs_grad[i] else None
-
-
-def lora_grad_b(ctx: Context, i: int, dy: Array, u: Array, parts: tuple[int, ...]) -> Array | None:
-    """Return dB = dy^T u [N, r], for argument i; None if it was added to the leaf's gradient buffer.
-
-    parts: columns of the weights of a stack.
-    """
-    if not ctx.needs_grad[i]:
-        return None
-    if not parts:
-        return weight_grad(ctx, i, dy, u)
-    buffer = ctx.grad_buffer(i)
-    db = ctx.device.lora_db(dy, u, parts, out=buffer, accumulate=buffer is not None)
-    return db if buffer is None else None
 
 
 def lora_add_grad_x(ctx: Context, dx: Array, du: Array, lora: LoraTerm) -> Array:

@@ -73,7 +73,9 @@ def skinny_cases() -> list[Case]:
         gemm_case("skinny", 4112, 16, 48, F16, F32, dtype=F32),
         gemm_case("skinny", 8208, 20, 48, F16, F32, trans_a=True, dtype=F32),
     ]
-    return [on_tile(case, "") for case in shapes + lora.cases(F16, lora.UNITS)]
+    return [
+        on_tile(case, "") for case in shapes + lora.cases(F16, lora.UNITS) + lora.cases_of_both(F16, lora.BOTH_UNITS)
+    ]
 
 
 def expert_cases() -> list[Case]:

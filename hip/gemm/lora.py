@@ -31,3 +31,20 @@ def lora_db(device: Runtime, dy: Array, u: Array, parts: tuple[int, ...], out: A
         dense_product(device, grad, right, target, np.float32, Epilogue(accumulate=accumulate), trans_a=True)
         row += grad.shape[1]
     return out
+
+
+@implements("lora_grads")
+def lora_grads(
+    device: Runtime,
+    dy: Array,
+    b: Array,
+    u: Array,
+    parts: tuple[int, ...],
+    alpha: float,
+    out: Array | None,
+    accumulate: bool,
+) -> tuple[Array, Array]:
+    if parts:
+        return lora_du(device, dy, b, parts, alpha), lora_db(device, dy, u, parts, out, accumulate)
+    du = dense_product(device, dy, b, None, np.float32, Epilogue(alpha))
+    return du, dense_product(device, dy, u, out, np.float32, Epilogue(accumulate=accumulate), trans_a=True)

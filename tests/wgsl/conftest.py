@@ -10,12 +10,20 @@ import numpy as np
 import pytest
 
 from tests.wgsl.matrix_emulation import emulated, with_matrix_units
-from tests.wgsl.small_tiles import SMALL_FEW, SMALL_LARGE, SMALL_MEDIUM, SMALL_NARROW, SMALL_SKINNY, SMALL_TWO
+from tests.wgsl.small_tiles import (
+    SMALL_FEW,
+    SMALL_LARGE,
+    SMALL_LORA,
+    SMALL_MEDIUM,
+    SMALL_NARROW,
+    SMALL_SKINNY,
+    SMALL_TWO,
+)
 from tests.wgsl.workgroup_poison import poisoned
 from wgrad.autograd.bind import bind
 from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny
+from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_lora, gemm_matrix_skinny
 from wgrad.wgsl.runtime import compile as wgsl_compile
 
 NARROW_BYTES = 1 << 16
@@ -93,5 +101,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", dict.fromkeys((8, 16), (SMALL_LARGE,)))
     monkeypatch.setattr(gemm_matrix, "FEW_ROWS_TILES", (SMALL_FEW,))
     monkeypatch.setattr(gemm_matrix, "FEW_ROWS_OF_ARRAYS", SMALL_FEW)
+    monkeypatch.setattr(gemm_matrix_lora, "TILE", SMALL_LORA)
+    monkeypatch.setattr(gemm_matrix_lora, "_AT_ONCE", 6)  # so that shares have several tiles
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_matrix_skinny, "_WANTED", {SMALL_SKINNY: 30})  # of 208 x 624 four shares of five blocks

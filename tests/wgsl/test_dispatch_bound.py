@@ -29,6 +29,7 @@ from wgrad.device.formats.frozen_weight import formats
 from wgrad.device.formats.nf4 import NESTED_BLOCK_SIZE
 from wgrad.wgsl.device import DryRunDevice
 from wgrad.wgsl.formats.quantize import _ROUNDING
+from wgrad.wgsl.gemm.gemm_matrix_lora import MOST_RANK
 from wgrad.wgsl.planned_gpu import PlannedGpu
 from wgrad.wgsl.runtime.submission_size import LEAST_WORK_GPU
 
@@ -86,7 +87,8 @@ def with_state(op: str, build: Callable[[Any], dict[str, Any]], device: Any) -> 
 
 
 def more_entries(dtype: np.dtype) -> Iterator[Entry]:
-    """Yield entries that the bench lacks: tokens one by one, a rounded head, and casts in the other direction."""
+    """Yield entries that the bench lacks: tokens one by one, a rounded head, casts to float32, and LoRA's gradients at few ranks."""
+    yield entry("lora_grads", (TOKENS, 2 * WIDE, MOST_RANK), dtype, partial(lora_grads, dtype), "few ranks")
     for one in recurrences(ONE_TOKEN, dtype):
         if one.op in ("delta_rule", "ssd"):
             yield replace(one, build=partial(with_state, one.op, one.build))
@@ -94,6 +96,12 @@ def more_entries(dtype: np.dtype) -> Iterator[Entry]:
     yield entry("embedding_backward", (8 * TOKENS, VOCAB, 576), F32, many_ids)
     for name in _ROUNDING:
         yield entry("round_weight", (VOCAB, HIDDEN), F32, partial(head, name), name)
+
+
+def lora_grads(dtype: np.dtype, device: Any) -> dict[str, Any]:
+    """Return arguments of the gradients of LoRA's factors on gate and up."""
+    dy, b = device.empty((TOKENS, 2 * WIDE), dtype), device.empty((2 * WIDE, MOST_RANK))
+    return {"dy": dy, "b": b, "u": device.empty((TOKENS, 2 * MOST_RANK)), "parts": (WIDE, WIDE)}
 
 
 def head(name: str, device: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.matrix import decoded_cases, on_tile, product_cases, skinny_cases
 from wgrad.autograd.selftest.run import call_case, check_case
 from wgrad.device.formats.frozen_weight import formats
-from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny
+from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_lora, gemm_matrix_skinny, gemm_skinny
 from wgrad.wgsl.gemm.gemm import matmul
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_tile import SMALL
@@ -64,6 +65,8 @@ def test_cases_run_on_tensor_cores_within_the_limits(
     assert "gemm" not in matrix_device.launched  # no product of these cases goes anywhere else
     if case.name.split("/")[1] == "skinny":
         assert matrix_device.launched <= {"gemm_matrix_skinny", "gemm_reduce"}
+    if case.op == "lora_grads":
+        assert matrix_device.launched == {"gemm_matrix_lora", "gemm_matrix_lora_reduce"}
 
 
 def test_a_dry_run_plans_a_matmul_anew_where_its_limits_change(matrix_device: Any) -> None:
@@ -75,12 +78,15 @@ def test_a_dry_run_plans_a_matmul_anew_where_its_limits_change(matrix_device: An
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("op", ["lora_du", "lora_db"])
-def test_gradients_of_lora_run_in_parts(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
-    names = launched(matrix_device, monkeypatch, "gemm_matrix_skinny")
+@pytest.mark.parametrize(("op", "calls"), [("lora_du", 1), ("lora_db", 1), ("lora_grads", 2)])
+def test_gradients_of_lora_run_in_parts(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, op: str, calls: int
+) -> None:
+    shader = "gemm_matrix_lora" if op == "lora_grads" else "gemm_matrix_skinny"
+    names = launched(matrix_device, monkeypatch, shader)
     monkeypatch.setattr(matrix_device._submission_size, "dispatch_work", 1.0)
     assert_case(next(case for case in skinny_cases() if case.op == op), matrix_device)
-    assert len(names) > 1  # one without the limit
+    assert len(names) > calls  # without the limit one each
 
 
 @pytest.mark.parametrize("case", [c for c in product_cases() if "/stack lowrank" in c.name and "medium" in c.name][:1])
@@ -211,6 +217,42 @@ def test_large_skinny_matmuls_are_split_over_k() -> None:
     assert module.splits_of(whole, module._NARROW)[0] > 1
     slices = replace(whole, part_rank=80, first_rank=64)
     assert module.splits_of(slices, module._NARROW)[0] == 1  # its sums lie between those of the other 64 ranks
+
+
+@pytest.mark.parametrize("parts", [(4096, 1024, 1024), (14336, 14336), (576,), (64,)])
+def test_gradients_of_lora_share_the_columns(parts: tuple[int, ...]) -> None:
+    tile = gemm_matrix_lora.TILE
+    for rows in (7, 2048, 8192):
+        share, starts = gemm_matrix_lora.shares_of(tile, rows, parts)
+        assert share % tile.columns == 0 and starts[0] == 0
+        assert [end - start for start, end in pairwise(starts)] == [-(-part // share) for part in parts]
+        groups, fewest = starts[-1] * -(-rows // tile.rows), sum(parts) // tile.columns
+        assert groups >= min(180, fewest) and groups % 264 * 2 > min(groups, 264)  # the last wave is at least half full
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(
+    ("columns", "rank", "dtype", "memory"),
+    [
+        (64, 6, "float16", 1),
+        (64, 20, "float16", 1),
+        (72, 8, "float16", 1),
+        (64, 8, "float32", 1),
+        (64, 8, "float16", 0),
+    ],
+)
+def test_other_gradients_of_lora_are_two_matmuls(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, columns: int, rank: int, dtype: str, memory: int
+) -> None:
+    monkeypatch.setattr(matrix_device, "workgroup_bytes", gemm_matrix_lora.TILE.workgroup_bytes - 1 + memory)
+    rng = np.random.default_rng(0)
+    dy = rng.standard_normal((32, columns)).astype(dtype)
+    b, u = (rng.standard_normal((n, rank)).astype(np.float32) for n in (columns, 32))
+    du, db = matrix_device.lora_grads(*map(matrix_device.upload, (dy, b, u)), alpha=2.0)
+    assert "gemm_matrix_lora" not in matrix_device.launched
+    wide = dy.astype(np.float64)
+    np.testing.assert_allclose(matrix_device.download(du), 2 * wide @ b, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(matrix_device.download(db), wide.T @ u, rtol=1e-4, atol=1e-4)
 
 
 def test_skinny_tiles_deal_evenly() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.wgsl.shader_files import FORMATS
-from tests.wgsl.small_tiles import QUICK_MAIN, SMALL_MEDIUM, SMALL_SKINNY
+from tests.wgsl.small_tiles import QUICK_MAIN, SMALL_LORA, SMALL_MEDIUM, SMALL_SKINNY
 from tests.wgsl.workgroup_poison import Variable, variables
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, F32
@@ -20,7 +20,7 @@ from wgrad.wgsl.attention import attention_matrix
 from wgrad.wgsl.attention.attention_matrix import MatrixRows
 from wgrad.wgsl.attention.attention_matrix_keys import MatrixKeys
 from wgrad.wgsl.attention.attention_plan import Plan, Tile
-from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny, gemm_tile
+from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_lora, gemm_matrix_skinny, gemm_skinny, gemm_tile
 from wgrad.wgsl.runtime import compile as wgsl_compile
 
 # Masked at both ends of a tile of keys, and between documents.
@@ -68,6 +68,10 @@ CASES = {
         "linear_iq3_xxs/plain/136x264x256/float16/medium tile",
         "grouped_linear/float32 eights/61x5x2x72x64/float16",
     ],
+    "gemm_matrix_lora": [
+        "lora_grads/stack of 3/75x320x12/float16/any tile",
+        "lora_grads/stack of 1/270x208x16/float16/any tile",
+    ],
     "gemm_matrix_skinny": [
         "gemm_nt/skinny/208x20x624/float16*float32/any tile",
         "gemm_tn/skinny/16x624x208/float32*float16/any tile",
@@ -111,6 +115,8 @@ def use_small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take tiles that a software driver compiles soon."""
     monkeypatch.setattr(gemm_tile, "MAIN", QUICK_MAIN)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
+    monkeypatch.setattr(gemm_matrix_lora, "TILE", SMALL_LORA)
+    monkeypatch.setattr(gemm_matrix_lora, "_AT_ONCE", 6)  # so that shares have several tiles
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_skinny, "_THREADS", 64)
     tiles = dict.fromkeys(attention_matrix.TILES, ((0, MatrixRows(2)),)) | {"dkv": ((0, MatrixKeys(2)),)}

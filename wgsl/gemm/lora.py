@@ -1,9 +1,11 @@
-"""Gradients of LoRA's factors on a stack of weights: gemm_skinny.wgsl, gemm_matrix_skinny.wgsl."""
+"""Gradients of LoRA's factors: gemm_matrix_lora.wgsl for both at once; gemm_skinny.wgsl, gemm_matrix_skinny.wgsl."""
 
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.gemm import gemm_matrix_skinny, gemm_skinny
+from wgrad.wgsl.gemm import gemm_matrix_lora, gemm_matrix_skinny, gemm_skinny
+from wgrad.wgsl.gemm.gemm import matmul
+from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_skinny import MOST_RANK, Skinny
 from wgrad.wgsl.gemm.plan import Limits, skinny_tile
 from wgrad.wgsl.operators import implements
@@ -30,6 +32,29 @@ def lora_db(device: Runtime, dy: Array, u: Array, parts: tuple[int, ...], out: A
         skinny = Skinny(dy.shape, dy.dtype.name, u.shape[1], some, True, True, True, parts, rank, first)
         _launch(device, skinny, dy, u, out, 1.0, accumulate)
     return out
+
+
+@implements("lora_grads")
+def lora_grads(
+    device: Runtime,
+    dy: Array,
+    b: Array,
+    u: Array,
+    parts: tuple[int, ...],
+    alpha: float,
+    out: Array | None,
+    accumulate: bool,
+) -> tuple[Array, Array]:
+    if gemm_matrix_lora.served(device, dy, b):
+        du, db = device.empty(u.shape), device.empty(b.shape) if out is None else out
+        gemm_matrix_lora.launch(device, dy, b, u, parts, alpha, du, db, accumulate)
+        return du, db
+    if parts:
+        return lora_du(device, dy, b, parts, alpha), lora_db(device, dy, u, parts, out, accumulate)
+    du, db = device.empty(u.shape), device.empty(b.shape) if out is None else out
+    matmul(device, dy, b, Epilogue(du, alpha))
+    matmul(device, dy, u, Epilogue(db, accumulate=accumulate), trans_a=True)
+    return du, db
 
 
 def _launch(device: Runtime, skinny: Skinny, x: Array, s: Array, out: Array, alpha: float, accumulate: bool) -> None:
