@@ -197,7 +197,8 @@ class Device(Protocol):
         as there is memory. Results keep their bits, even if a weight is written to. May be nested."""
 
     def dequantized_bytes(self, weight: Any, rows: int, dtype: DType, experts: int = 0) -> int:
-        """Return the bytes of a frozen weight's dequantized values; 0 if its matmuls decode it inside.
+        """Return the bytes of a frozen weight's dequantized values; 0 if its matmuls decode it inside. For an array, an
+        output layer: those of the copy that the loss multiplies with fastest; 0 if there is none.
 
         rows: of its input, in a linear layer or in all experts together. dtype: of the input. experts: number of
         experts whose weights it holds; 0: none."""

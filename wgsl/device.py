@@ -70,10 +70,10 @@ class WgpuDevice(Runtime):
     def reopen(self, losses: int) -> Any:
         return reopen(self, losses)
 
-    def dequantized_bytes(self, weight: FrozenWeight, rows: int, dtype: Any, experts: int = 0) -> int:
+    def dequantized_bytes(self, weight: FrozenWeight | Array, rows: int, dtype: Any, experts: int = 0) -> int:
         return kept_weights.nbytes(self, weight, rows, np.dtype(dtype), experts)
 
-    def keep_dequantized(self, weight: FrozenWeight, rows: int, dtype: Any, experts: int = 0) -> None:
+    def keep_dequantized(self, weight: FrozenWeight | Array, rows: int, dtype: Any, experts: int = 0) -> None:
         kept_weights.keep(self, weight, rows, np.dtype(dtype), experts)
 
     def forget_dequantized(self) -> None:

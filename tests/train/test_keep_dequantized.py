@@ -11,6 +11,7 @@ import pytest
 
 from tests.wgsl.launches import launched
 from wgrad.device.errors import WgradError
+from wgrad.device.memory import Array
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
@@ -239,10 +240,23 @@ def test_where_others_take_the_memory_a_run_goes_on_without(lacks: str, make_che
     assert bool(said) == bool(lacks) and bool(trainer.dequantized.nbytes) == (not lacks)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_output_layer_is_kept_where_a_device_has_a_faster_copy(
+    tied: bool, make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, config, kept = make_checkpoint(tie_word_embeddings=tied), options(keep_dequantized=1), list[Any]()
+    built = build_trainable(config, load_model_config(folder), folder, card, positions=64)
+    monkeypatch.setattr(card, "dequantized_bytes", lambda weight, *_: 7 if isinstance(weight, Array) else 3)
+    monkeypatch.setattr(card, "keep_dequantized", lambda weight, *_: kept.append(weight))
+    found = Trainer(built.model, build_optimizer(config, built.parameters), config).dequantized
+    assert kept == [built.model.head] and found.count == 1 and found.sizes[0] == 7
+
+
 def test_small_weights_and_recomputed_layers_come_first(make_checkpoint: Any) -> None:
     model = load_model_config(make_checkpoint(num_hidden_layers=2))
     every = candidates(model, 1)
     modules = [candidate.modules[-1].removeprefix("model.layers.") for candidate in every]
+    assert modules.pop(0) == "lm_head.weight" and every.pop(0).dense
     assert modules == [
         "0.self_attn.o_proj", "1.self_attn.o_proj", "0.self_attn.v_proj", "0.mlp.down_proj",
         "1.mlp.down_proj", "1.self_attn.v_proj", "0.mlp.up_proj", "1.mlp.up_proj",

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.wgsl.launches import launched
-from tests.wgsl.small_tiles import SMALL_LARGE, SMALL_MEDIUM
+from tests.wgsl.small_tiles import SMALL_LARGE, SMALL_MEDIUM, SMALL_TWO
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.device.memory import size_class
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import gemm_matrix, plan
+from wgrad.wgsl.gemm import gemm, gemm_matrix, plan
+from wgrad.wgsl.loss import loss
 from wgrad.wgsl.moe import grouped
 
 ROWS, OUT, IN = 24, 64, 256
@@ -258,3 +260,53 @@ def test_experts_are_kept_too(matrix_device: Any, monkeypatch: pytest.MonkeyPatc
     assert matrix_device.dequantized_bytes(weight, ROWS, np.float16, experts) == size_class(2 * experts * OUT * IN)
     matrix_device.keep_dequantized(weight, ROWS, np.float16, experts)
     assert same(found(), expected) and len(decodes) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab", "need_dx", "kinds"),
+    [(150, 96, True, [True, True, False, False]), (150, 96, False, [True, False]), (384, 1040, True, [True, True])],
+)
+def test_an_output_layer_is_kept_in_blocks_with_the_same_loss(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, rows: int, vocab: int, need_dx: bool, kinds: list[bool]
+) -> None:
+    """Two chunks of tokens, the last of which is too short for blocks; and three that are computed at once.
+
+    kinds: which matmuls are with blocks.
+    """
+    monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
+    monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
+    monkeypatch.setattr(gemm_matrix, "TWO_AT_ONCE", SMALL_TWO)
+    monkeypatch.setattr(gemm_matrix, "OF_HEADS", SMALL_TWO)
+    monkeypatch.setattr(gemm_matrix, "_WANTED_MEDIUM", 32)  # 128 rows have two splits, more rows would have one
+    device, rng = matrix_device, np.random.default_rng(0)
+    monkeypatch.setattr(loss, "CHUNK_BYTES", 4 * 128 * vocab)
+    x = device.upload(rng.standard_normal((rows, 64)).astype(np.float16))
+    targets = device.upload(rng.integers(0, vocab, rows).astype(np.int32))
+    memory = device.upload(rng.standard_normal((vocab + 1) * 64).astype(ml_dtypes.bfloat16))
+    head = device.view(memory, (vocab, 64), 64)
+
+    def results(head: Any = head) -> list[np.ndarray]:
+        made = device.linear_cross_entropy(x, head, targets, need_dx=need_dx)
+        return [device.download(array) for array in made if array is not None]
+
+    expected = results()
+    assert device.dequantized_bytes(head, rows, x.dtype) == size_class(2 * head.size)
+    assert not device.dequantized_bytes(head, 64, x.dtype) and not device.dequantized_bytes(head, rows, np.float32)
+    assert not device.dequantized_bytes(device.view(head, (88, 64)), rows, x.dtype)
+    device.keep_dequantized(head, rows, x.dtype)
+    in_blocks, launch = list[bool](), gemm.launch
+
+    def noted(device: Any, chosen: plan.Plan, *given: Any) -> None:
+        in_blocks.append(chosen.gemm.in_blocks)
+        launch(device, chosen, *given)
+
+    monkeypatch.setattr(gemm, "launch", noted)
+    assert same(results(), expected) and len(expected) == 1 + need_dx
+    assert in_blocks == kinds
+    in_blocks.clear()
+    assert not same(results(device.view(memory, (vocab, 64))), expected) and not any(in_blocks)
+    with pytest.raises(DeviceError, match="was written to"):
+        device.copy(device.upload(np.zeros((vocab, 64), ml_dtypes.bfloat16)), head)
+    device.forget_dequantized()
+    in_blocks.clear()
+    assert same(results(), expected) and not any(in_blocks)

@@ -39,7 +39,7 @@ TOKENS, HIDDEN, WIDE, VOCAB = 32_768, 4096, 14_336, 128_256
 RANK = 64  # the largest that one launch takes
 SOFTWARE_ONLY = {"gemm_direct"}
 MEASURING = {"cooperative_probe", "roof", "roof_int8", "roof_matrix"}
-COPIES = {"fill", "transfer", "elementwise_copy"}
+COPIES = {"fill", "transfer", "elementwise_copy", "gemm_matrix_blocks"}
 
 
 class _Long(Sizes):
@@ -87,7 +87,9 @@ def with_state(op: str, build: Callable[[Any], dict[str, Any]], device: Any) -> 
 
 
 def more_entries(dtype: np.dtype) -> Iterator[Entry]:
-    """Yield entries that the bench lacks: tokens one by one, a rounded head, casts to float32, and LoRA's gradients at few ranks."""
+    """Yield entries that the bench lacks: tokens one by one, a rounded head, one in blocks, casts to float32,
+    and LoRA's gradients at few ranks."""
+    yield entry("linear_cross_entropy", (TOKENS, VOCAB, HIDDEN), dtype, partial(kept_head, dtype), "kept")
     yield entry("lora_grads", (TOKENS, 2 * WIDE, MOST_RANK), dtype, partial(lora_grads, dtype), "few ranks")
     for one in recurrences(ONE_TOKEN, dtype):
         if one.op in ("delta_rule", "ssd"):
@@ -96,6 +98,13 @@ def more_entries(dtype: np.dtype) -> Iterator[Entry]:
     yield entry("embedding_backward", (8 * TOKENS, VOCAB, 576), F32, many_ids)
     for name in _ROUNDING:
         yield entry("round_weight", (VOCAB, HIDDEN), F32, partial(head, name), name)
+
+
+def kept_head(dtype: np.dtype, device: Any) -> dict[str, Any]:
+    """Return arguments of a loss whose head is kept in blocks on tensor cores."""
+    weight = device.empty((VOCAB, HIDDEN), BF16)
+    device.keep_dequantized(weight, TOKENS, dtype)
+    return {"x": device.empty((TOKENS, HIDDEN), dtype), "weight": weight, "targets": device.empty((TOKENS,), np.int32)}
 
 
 def lora_grads(dtype: np.dtype, device: Any) -> dict[str, Any]:

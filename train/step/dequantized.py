@@ -7,16 +7,20 @@ save slightly more per byte (bench/notes/checkpointing.md).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.lora import expert_modules, linear_modules
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.stacks import parts_of, stack_of
 from wgrad.train.model.streamed_weights import StreamedWeights
+from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.options.finetune_config import RunOptions
 
 # Elements that are dequantized in the time of an empty launch: 8 µs on an H100, at 2.8 TB/s.
@@ -32,16 +36,20 @@ class Candidate:
         elements: Elements of all their weights.
         uses: How often a micro-batch dequantizes them.
         experts: Experts in each weight; 0: no experts.
+        dense: It is not quantized: the output layer, which is rounded and reordered in place of dequantized.
     """
 
     modules: tuple[str, ...]
     elements: int
     uses: int
     experts: int = 0
+    dense: bool = False
 
     @property
     def worth(self) -> float:
         """Relative time saved per element."""
+        if self.dense:
+            return math.inf  # the loss multiplies with it once for every 256 tokens or so
         return self.uses * (1 + _LAUNCH_ELEMENTS / self.elements)
 
 
@@ -77,6 +85,8 @@ def candidates(model: ModelConfig, recomputed: int) -> list[Candidate]:
         elements = sum(int(np.prod(shapes[part])) for part in parts)
         last = module.endswith(model.down_proj)  # a recomputation does not need its output
         found.append(Candidate(parts, elements, _uses(module, 0 if last else recomputed)))
+    head = EMBEDDING if model.tie_word_embeddings else HEAD
+    found.append(Candidate((head,), model.vocab_size * model.hidden_size, 0, dense=True))
     for module, shape in expert_modules(model).items():
         found.append(Candidate((module,), int(np.prod(shape)), _uses(module, recomputed), shape[0]))
     return sorted(found, key=lambda candidate: -candidate.worth)
@@ -95,9 +105,17 @@ def kept_count(config: RunOptions, of: int) -> int:
 
 def kept_share(config: RunOptions, model: ModelConfig, recomputed: int) -> float:
     """Return the fraction of a micro-batch's dequantization, in elements, that kept weights save."""
-    every = candidates(model, recomputed)
+    every = [candidate for candidate in candidates(model, recomputed) if not candidate.dense]
     elements = [candidate.uses * candidate.elements for candidate in every]
     return sum(elements[: kept_count(config, len(every))]) / sum(elements)
+
+
+def _weights_of(model: Model, candidate: Candidate) -> list[Any]:
+    """Return the frozen weights of a candidate."""
+    if candidate.dense:
+        frozen = not isinstance(model.head, (FrozenWeight, Tensor))
+        return [model.head] if frozen else []
+    return [weight for weight in model.used_weights(candidate.modules) if isinstance(weight, FrozenWeight)]
 
 
 def keep_dequantized(model: Model, config: RunOptions) -> Dequantized:
@@ -106,12 +124,14 @@ def keep_dequantized(model: Model, config: RunOptions) -> Dequantized:
         return Dequantized()
     every = candidates(model.config, model.recomputed)
     count, tokens = kept_count(config, len(every)), config.rows * config.max_length
-    sizes = []
-    for number, candidate in enumerate(every):
+    found = []
+    for candidate in every:
         chosen = model.config.experts.chosen if candidate.experts and model.config.experts else 1
         rows = tokens * chosen, model.dtype, candidate.experts
-        weights = [weight for weight in model.used_weights(candidate.modules) if isinstance(weight, FrozenWeight)]
-        sizes.append(sum(model.device.dequantized_bytes(weight, *rows) for weight in weights))
-        for weight in weights if number < count else ():
+        weights = _weights_of(model, candidate)
+        found.append((sum(model.device.dequantized_bytes(weight, *rows) for weight in weights), weights, rows))
+    found.sort(key=lambda of_candidate: not of_candidate[0])  # last those of which nothing can be kept
+    for _, weights, rows in found[:count]:
+        for weight in weights:
             model.device.keep_dequantized(weight, *rows)
-    return Dequantized(tuple(sizes), count)
+    return Dequantized(tuple(size for size, *_ in found), count)

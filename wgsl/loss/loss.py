@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from wgrad.device.dry_run import chunk_starts
 from wgrad.device.memory import Array
 from wgrad.wgsl.elementwise.reduce import sum_rows
+from wgrad.wgsl.gemm.dequantized import LEAST_ROWS
 from wgrad.wgsl.gemm.gemm import matmul, multiply
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
-from wgrad.wgsl.gemm.plan import Gemm
+from wgrad.wgsl.gemm.plan import Gemm, plan_on
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
 # Logits of one chunk. Larger chunks make faster matmuls; this is small next to a model and its activations.
 CHUNK_BYTES = 128 << 20
+# Chunks that are computed at once with a weight that is kept in blocks: then there is memory left.
+CHUNKS_AT_ONCE = 4
+_HALVES = "float16", "float16", "float32"  # dtypes of the gradient's matmul on tensor cores
 # Gradients of logits lie in -1 to 1. In float16 they are multiplied by this, so that small ones are not flushed.
 _HALF_SCALE = 2.0**15
 
@@ -39,6 +45,11 @@ def linear_cross_entropy(
     dweight = device.empty((v, c)) if need_dweight else None
     dbias = device.empty((v,)) if need_dbias else None
     rows = _chunk_rows(n, min(CHUNK_BYTES, device.max_binding_bytes) // (4 * v))
+    blocks = device.dequantized.dense(weight) if device.matrix_units and x.dtype == np.float16 else None
+    at_once = _chunks_at_once(device, n, rows, v) if blocks is not None else 1
+    # Sums are added up as those of single chunks, to the same bits.
+    splits = plan_on(device, Gemm((rows, c, v), *_HALVES, in_blocks=True)).splits if at_once > 1 else None
+    rows *= at_once
     # The last chunk may be shorter: its logits are a view of the same memory.
     memory = device.empty((rows, v))
     grad = need_dx or need_dweight or need_dbias
@@ -50,11 +61,17 @@ def linear_cross_entropy(
         count = min(rows, n - first)
         part = device.view(x, (count, c), first * c)
         logits = device.view(memory, (count, v))
-        matmul(device, part, weight, Epilogue(logits, bias=bias), trans_b=True)
+        in_blocks = blocks is not None and count > LEAST_ROWS
+        matrix = blocks if blocks is not None and in_blocks else weight
+        matmul(device, part, matrix, Epilogue(logits, bias=bias), trans_b=True, in_blocks=in_blocks)
         dlogits = device.view(grads, (count, v))
         _loss_and_gradient(device, logits, dlogits, targets, losses, first, grad, float(softcap))
         if dx is not None:
-            _times_weight(device, dlogits, weight, device.view(dx, (count, c), first * c), alpha)
+            target = Epilogue(device.view(dx, (count, c), first * c), alpha)
+            if half and in_blocks:
+                matmul(device, dlogits, matrix, target, in_blocks=True, splits=splits)
+            else:
+                _times_weight(device, dlogits, weight, target)
         if dweight is not None:
             _add_to_dweight(device, dlogits, part, dweight, alpha, accumulate=first > 0)
         if dbias is not None:
@@ -78,6 +95,12 @@ def _chunk_rows(n: int, most: int) -> int:
     a binding may start, in float16 too."""
     chunks = -(-n // max(128, most // 128 * 128))
     return min(n, -(-n // (128 * chunks)) * 128)
+
+
+def _chunks_at_once(device: Runtime, n: int, rows: int, v: int) -> int:
+    """Return how many of n / rows chunks, if these are whole, are computed at once."""
+    fitting = device.max_binding_bytes // (4 * v * rows)
+    return next((k for k in range(min(CHUNKS_AT_ONCE, fitting), 1, -1) if n % (rows * k) == 0), 1)
 
 
 def _loss_and_gradient(
@@ -104,14 +127,14 @@ def _loss_and_gradient(
     )
 
 
-def _times_weight(device: Runtime, dlogits: Array, weight: Array, out: Array, alpha: float) -> None:
-    """out = alpha dlogits weight, with the vocabulary in pieces that fit one binding."""
+def _times_weight(device: Runtime, dlogits: Array, weight: Array, end: Epilogue) -> None:
+    """dlogits weight, with the vocabulary in pieces that fit one binding."""
     (rows, v), c = dlogits.shape, weight.shape[1]
     for lo, hi in device.row_windows(v, c * weight.dtype.itemsize):
         part = device.view(weight, (hi - lo, c), lo * c)
-        types = dlogits.dtype.name, part.dtype.name, out.dtype.name
+        types = dlogits.dtype.name, part.dtype.name, end.out.dtype.name
         piece = Gemm((rows, c, hi - lo), *types, lda=v, a_column=lo)
-        multiply(device, piece, dlogits, part, Epilogue(out, alpha, accumulate=lo > 0))
+        multiply(device, piece, dlogits, part, replace(end, accumulate=lo > 0))
 
 
 def _add_to_dweight(

@@ -22,6 +22,7 @@ class DequantizedCache:
         self._arrays: dict[tuple[FrozenWeight, Hashable], Any] = {}  # a weight that is a key keeps its memory
         self._kept: WeakKeyDictionary[FrozenWeight, dict[Hashable, Any]] = WeakKeyDictionary()
         self._leases: WeakSet[Lease] = WeakSet()  # of the weights of which values are kept
+        self._dense: WeakKeyDictionary[Lease, dict[Hashable, Array]] = WeakKeyDictionary()
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -51,8 +52,17 @@ class DequantizedCache:
         self._kept.setdefault(weight, {})[form] = values
         self._leases.update(part.lease for part in weight.arrays().values() if part is not None)
 
+    def keep_dense(self, weight: Array, values: Array) -> None:
+        """Make `dense` return these values until the weight's memory is free or `forget` is called."""
+        self._dense.setdefault(weight.lease, {})[_place(weight)] = values
+
+    def dense(self, weight: Array) -> Array | None:
+        """Return what `keep_dense` was given for a weight that is no `FrozenWeight`, or None."""
+        return self._dense[weight.lease].get(_place(weight)) if weight.lease in self._dense else None
+
     def forget(self) -> None:
         """Release the values that are kept."""
+        self._dense.clear()
         self._kept.clear()
         self._leases.clear()
 
@@ -69,13 +79,19 @@ class DequantizedCache:
         """
         if array is None:
             return
-        if array.lease in self._leases and any(_consists_of(weight, array) for weight in self._kept):
+        kept = array.lease in self._leases and any(_consists_of(weight, array) for weight in self._kept)
+        if kept or (self._dense and array.lease in self._dense):
             raise DeviceError(
                 "a frozen weight whose dequantized values are kept was written to: load it before `keep_dequantized`"
             )
         for weight, form in list(self._arrays):
             if _consists_of(weight, array):
                 del self._arrays[weight, form]
+
+
+def _place(array: Array) -> Hashable:
+    """Return where an array lies in its memory, and its form."""
+    return array.offset, array.shape, array.dtype_name
 
 
 def _consists_of(weight: FrozenWeight, array: Array) -> bool:
