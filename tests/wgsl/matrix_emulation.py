@@ -121,13 +121,15 @@ def _without_eights(text: str) -> str:
 
 def _check_uniform(text: str) -> None:
     """ValueError where a cooperative operation stands in a conditional whose condition may differ between invocations,
-    or after a return in one, as naga sees it: whatever was read from a variable may. No library asks that where the
-    operations are emulated."""
+    or after a return in one, as naga sees it: whatever was read from a variable may, which `&&` and `||` become. No
+    library asks that where the operations are emulated."""
     lets = dict(re.findall(r"\blet (\w+) = (.*);", text))
     varying = {"lid", *re.findall(r"\bvar (\w+)", text)}
 
     def may_differ(expression: str, seen: frozenset[str] = frozenset()) -> bool:
         names = set(re.findall(r"(?<![\w.])\w+", expression)) - seen  # not those of members
+        if "&&" in expression or "||" in expression:
+            return True
         loaded = "workgroupUniformLoad" in expression
         return not loaded and any(n in varying or n in lets and may_differ(lets[n], seen | names) for n in names)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.case_results import assert_case
 from tests.wgsl.launches import same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
-from wgrad.autograd.selftest.case import F16, F32, Case
+from wgrad.autograd.selftest.case import F16, F32, Case, Inputs
 from wgrad.autograd.selftest.experts import cases, grouped_case
 from wgrad.autograd.selftest.matrix import expert_cases
 from wgrad.wgsl.formats.formats import WeightForm
@@ -22,7 +23,7 @@ from wgrad.wgsl.gemm.plan import Gemm, Limits
 from wgrad.wgsl.moe import grouped
 
 CORES = Limits(48 << 10, 1 << 30, False, True)  # of an NVIDIA GPU with tensor cores
-NF4 = WeightForm("nf4", 8, (128 * 1536, 2048))
+NF4, MXFP4 = (WeightForm(format, 8, (128 * 1536, 2048)) for format in ("nf4", "mxfp4"))
 
 
 @pytest.mark.parametrize(("direction", "shader"), [("forward", "gemm"), ("weight_grad", "moe_weight_grad")])
@@ -41,8 +42,8 @@ ON_FEWER_ROWS = [case for case in expert_cases() if " x " in case.name]
 def test_cases_run_on_tensor_cores_within_the_limits(
     case: Case, matrix_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of 32 rows: of the last ones of an expert there are up to 16, and more.
-    small, narrow = MatrixTile(1, 2, 2, 1, 1, shorter=(1,)), MatrixTile(1, 2, 1, 1, 1, 64, ahead=True)
+    # Of 32 rows: of the last ones of an expert there are up to 16, and more; or up to 16 in addition to the 32.
+    small, narrow = MatrixTile(1, 2, 2, 1, 1, shorter=(1,), taller=1), MatrixTile(1, 2, 1, 1, 1, 64, ahead=True)
     for name in ("_OF_ARRAYS", "_FORWARD_FEWER"):
         monkeypatch.setattr(grouped, name, small)
     monkeypatch.setattr(grouped, "_BACKWARD", MatrixTile(1, 2, 3, 1, 1, shorter=(1, 2)))
@@ -62,6 +63,40 @@ def test_a_tile_may_hold_all_rows_of_an_expert(matrix_device: Any, monkeypatch: 
         monkeypatch.setattr(grouped, name, 0)
     monkeypatch.setattr(grouped, "_FEWER", ())
     assert_case(grouped_case("backward", "whole", (61, 5, 2, 64, 224), F16, format="mxfp4"), matrix_device)
+    assert "gemm_matrix" in matrix_device.launched
+
+
+# A tile of 32 rows with up to so many blocks of 16 more, and the rows of each expert: fewer than may be in addition, at
+# most as many as that, one more, and several tiles.
+TALLER = {
+    "forward": (MatrixTile(2, 2, 1, 2, 1, ahead=True, taller=2), (9, 64, 0, 97, 16)),
+    "backward": (MatrixTile(1, 2, 2, 1, 1, 64, taller=1), (9, 33, 0, 80, 49, 15)),
+}
+
+
+@pytest.mark.parametrize(
+    ("direction", "lanes", "format"),
+    [
+        ("forward", 64, ""),
+        pytest.param("forward", 32, "nf4", marks=pytest.mark.all),
+        pytest.param("backward", 16, "", marks=pytest.mark.all),
+        pytest.param("backward", 8, "", marks=pytest.mark.all),
+    ],
+)
+def test_last_rows_are_multiplied_with_the_tile_before(
+    direction: str, lanes: int, format: str, matrix_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tile, rows = TALLER[direction]
+    sizes = (93, len(rows), 2, 72, 72)
+    case = grouped_case(direction, "taller", sizes, F16, gather=direction == "forward", format=format, weight=F16)
+
+    def build(rng: np.random.Generator) -> Inputs:
+        return {**case.build(rng), "start": np.cumsum((0, *rows), dtype=np.int32)}
+
+    monkeypatch.setattr(matrix_device, "lanes", lanes)
+    monkeypatch.setattr(grouped, "_matrix_tile", lambda *_: tile)
+    monkeypatch.setattr(grouped, "_unit_of", lambda *_: 8)
+    assert_case(replace(case, build=build), matrix_device)
     assert "gemm_matrix" in matrix_device.launched
 
 
@@ -129,19 +164,53 @@ def test_tiles_follow_the_rows_of_an_expert() -> None:
         (3328, NF4, True, (32, 64)),
         (3968, NF4, False, (64, 64)),
         (8192, NF4, True, (128, 128)),
-        (16384, "float16", True, (128, 256)),
+        (16384, "float16", True, (128, 128)),
+        (20480, "float16", True, (128, 256)),
         (13312, NF4, True, (128, 128)),
         (16384, NF4, True, (192, 192)),
         (16384, NF4, False, (192, 192)),
         (23424, NF4, True, (192, 192)),
         (23552, NF4, True, (128, 128)),
         (32768, NF4, True, (256, 128)),
-        (32768, NF4, False, (128, 128)),
+        (32768, NF4, False, (256, 128)),
+        (40960, NF4, False, (128, 128)),
     ],
 )
 def test_tiles_of_tensor_cores_follow_rows_and_weights(rows: int, weight: Any, trans_b: bool, tile: Any) -> None:
     plan = plan_rows(rows, weight=weight, trans_b=trans_b)
     assert isinstance(plan.tile, MatrixTile) and (plan.tile.m, plan.tile.n) == tile
+
+
+@pytest.mark.parametrize(
+    ("rows", "weight", "trans_b", "taller", "ahead"),
+    [
+        (120, "float16", True, 1, True),
+        (136, "float16", True, 1, True),
+        (119, "float16", True, 0, True),
+        (137, "float16", True, 0, True),
+        (256, "float16", True, 0, True),
+        (120, "float16", False, 2, False),
+        (264, "float16", False, 2, False),
+        (265, "float16", False, 0, True),
+        (512, "float16", False, 2, False),
+        (640, "float16", False, 0, True),
+        (256, NF4, True, 2, True),
+        (320, NF4, True, 2, True),
+        (248, NF4, False, 2, False),
+        (247, NF4, False, 0, True),
+        (320, NF4, False, 0, True),
+        (256, MXFP4, True, 2, False),
+        (320, MXFP4, True, 2, True),
+    ],
+)
+def test_last_rows_go_with_the_tile_before_where_that_was_faster(
+    rows: int, weight: Any, trans_b: bool, taller: int, ahead: bool
+) -> None:
+    """By an expert's rows."""
+    tile = plan_rows(128 * rows, weight=weight, trans_b=trans_b).tile
+    assert isinstance(tile, MatrixTile) and (tile.taller, tile.ahead) == (taller, ahead)
+    others = plan_rows(128 * rows, weight=weight, trans_b=trans_b, limits=replace(CORES, lanes=64)).tile
+    assert isinstance(others, MatrixTile) and others.ahead
 
 
 def test_nf4_is_decoded_in_larger_units_where_rows_are_few() -> None:
@@ -168,9 +237,10 @@ def test_a_row_for_every_fourth_expert_is_a_gemv() -> None:
 
 def test_tiles_dealt_to_other_subgroups_load_all_of_their_rows() -> None:
     for lanes in LANES:
-        for high in (grouped._OF_ARRAYS, grouped._WHOLE, grouped._FORWARD, grouped._FORWARD_FEWER, grouped._BACKWARD):
+        names = ("OF_ARRAYS", "WHOLE", "FORWARD", "FORWARD_FEWER", "BACKWARD", "WEIGHTS_ABOUT")
+        for high in (getattr(grouped, f"_{name}") for name in names):
             dealt = high.for_lanes(lanes, 16)
             assert dealt.sub_m * dealt.sg_m == high.sub_m * high.sg_m and len(dealt.shorter) == len(high.shorter)
             for number, rows in enumerate(dealt.shorter, 1):
-                loaded = 8 * dealt.threads * int(dealt.shorter_constants()[f"LOADS_A_{number}"])
+                loaded = 8 * dealt.threads * int(dealt.expert_constants()[f"LOADS_A_{number}"])
                 assert 16 * rows * dealt.sg_m * dealt.k <= loaded <= dealt.m * dealt.k

@@ -112,6 +112,94 @@ fn held(x: vec4<f32>) -> vec4<f32> {
 }
 #endpart
 
+#part extra_rows share
+// Part of gemm_matrix.wgsl: an expert's last EXTRA$share blocks of 16 rows, below a full tile that they are multiplied with.
+// All subgroups multiply such a block, each EXTRA_J x 16 of its columns. Sums, and places of the invocation's loads.
+  let extra_first = subgroup * (16u * EXTRA_J);  // columns of the extra rows
+#unroll r EXTRA$share
+#unroll j EXTRA_J
+  var extra_acc_$r_$j = coop_mat16x16<f32, C>();
+#end
+#end
+#unroll i LOADS_EXTRA$share
+  let extra_place_$i = place_of(lid + (LOADS_A$share + $iu) * THREADS, A_COLS / 8u, 1u);
+  let extra_row_$i = extra_place_$i.x;
+  let extra_col_$i = extra_place_$i.y * 8u;
+#end
+#endpart
+
+#part fetch_extra share
+// Part of the part fetch of gemm_matrix.wgsl: the same for the extra rows.
+#unroll i LOADS_EXTRA$share
+  let extra_from_$i = a_base + row_of_a(min(m0 + extra_row_$i, m_end - 1u)) * p.lda + p.a_col + inside_k(k0 + extra_col_$i, 8u);
+  let next_extra_$i = fetch_a(extra_from_$i, 8u);
+#end
+#endpart
+
+#part stage_extra from share
+// Part of the part stage of gemm_matrix.wgsl: the same for the extra rows, which may be fewer than loads.
+#unroll i LOADS_EXTRA$share
+  if (extra_row_$i < A_ROWS) {
+    let unit = ready_a($from_extra_$i);
+    let inside = !K_EDGE || k0 + extra_col_$i < k_last;
+    let to = extra_row_$i * A_LD + extra_col_$i / 8u;
+    a_tile[to] = Eight(select(vec4<f16>(), four_a(unit, 0u), inside), select(vec4<f16>(), four_a(unit, 4u), inside));
+  }
+#end
+#endpart
+
+#part multiply_extra share
+// Part of the part multiply of gemm_matrix.wgsl: the same for the extra rows.
+#unroll r EXTRA$share
+    let extra_at_$r = (TILE_M + 16u * $ru) * A_LD + 2u * $su;
+    let extra_$r = coopLoadT<coop_mat16x16<f16, A>>(&a_tile[extra_at_$r].low, lda);
+#unroll j EXTRA_J
+#if TRANS_B
+    let b_at_extra_$r_$j = (extra_first + 16u * $ju) * B_LD + 2u * $su;
+    let b_extra_$r_$j = coopLoad<coop_mat16x16<f16, B>>(&b_tile[b_at_extra_$r_$j].low, ldb);
+#else
+    let b_at_extra_$r_$j = $su * (16u * B_LD) + (extra_first + 16u * $ju) / 8u;
+    let b_extra_$r_$j = coopLoadT<coop_mat16x16<f16, B>>(&b_tile[b_at_extra_$r_$j].low, ldb);
+#endif
+    extra_acc_$r_$j = coopMultiplyAdd(extra_$r, b_extra_$r_$j, extra_acc_$r_$j);
+#end
+#end
+#endpart
+
+#part store_extra share
+// Part of the part tile of gemm_matrix.wgsl: store the sums of the extra rows, 16 x 16 at a time.
+#unroll r EXTRA$share
+#unroll j EXTRA_J
+  {
+    coopStoreT(extra_acc_$r_$j, &strips[strip], ld_strip);
+    workgroupBarrier();
+#unroll q STORES_EXTRA
+    {
+      let at = lane + $LANESu * $qu;
+      let row = m0 + TILE_M + 16u * $ru + at / 4u;
+      let col = n0 + extra_first + 16u * $ju + at % 4u * 4u;
+      if (row < m_end && col < p.n) { store(row, col, c_base, strips[strip + at / 4u * STRIP + at % 4u]); }
+    }
+#end
+    workgroupBarrier();
+  }
+#end
+#end
+#endpart
+
+#part keep share
+// Part of gemm_matrix.wgsl: keep what the part fetch has loaded in registers until the next iteration.
+#unroll i LOADS_A$share
+    ahead_a_$i = next_a_$i;
+#end
+#unroll i LOADS_EXTRA$share
+    ahead_extra_$i = next_extra_$i;
+#end
+#unroll i LOADS_B
+    ahead_b_$i = next_b_$i;
+#end
+#endpart
+
 #part mine_in_blocks
 // Part of gemm_matrix.wgsl: as the part mine, for B in blocks (quantize_decode.wgsl). 32 neighboring invocations load
 // one block. They store eights of consecutive rows, which are in different banks: a row has an odd number of eights.
@@ -147,56 +235,6 @@ fn held(x: vec4<f32>) -> vec4<f32> {
     }
 #end
   }
-#endpart
-
-#part skinny_parameters
-// Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: parameters, and the index of a result.
-struct Params {
-  rows: u32, columns: u32, rank: u32, ld_s: u32,
-  ld_c: u32, first_rank: u32, column_1: u32, column_2: u32, part_rank: u32, zero: u32, alpha: f32,
-  k_per_split: u32, split_size: u32,  // of gemm_matrix_skinny.wgsl
-  first_tile: u32,  // along X, of earlier dispatches
-}
-@group(0) @binding(0) var<uniform> p: Params;
-
-// The index in C of rank r and row or column i of X.
-fn place(i: u32, r: u32) -> u32 {
-#if ALONG_ROWS
-#if C_TRANS
-  return i * p.ld_c + r;
-#else
-  return r * p.ld_c + i;
-#endif
-#else
-  return i * p.ld_c + r;
-#endif
-}
-#endpart
-
-#part skinny_range
-// Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: the range of the reduction of a workgroup whose first row or
-// column of X is first_x, and the first of its ranks in S and in a row of C.
-#if ALONG_ROWS
-  let k_first = 0u;
-  let k_last = p.rows;
-#if PARTS
-  let part = u32(first_x >= p.column_1) + u32(first_x >= p.column_2);
-  let first_s = part * p.part_rank + p.first_rank;
-#else
-  let first_s = p.first_rank;
-#endif
-  let first_c = p.first_rank;
-#else
-#if PARTS
-  let k_first = select(select(0u, p.column_1, wg.y > 0u), p.column_2, wg.y > 1u);
-  let k_last = select(select(p.column_1, p.column_2, wg.y > 0u), p.columns, wg.y > 1u);
-#else
-  let k_first = 0u;
-  let k_last = p.columns;
-#endif
-  let first_s = p.first_rank;
-  let first_c = wg.y * p.part_rank + p.first_rank;
-#endif
 #endpart
 
 #part lowrank
@@ -297,6 +335,7 @@ fn chosen() -> u32 { return p.ld_u; }
   let m0 = u32(start[expert]) + (tile - (u32(start[expert]) / TILE_M + expert)) * TILE_M;
   let m_end = u32(start[expert + 1u]);
   if (m0 >= m_end) { return; }
+  let rows_left = m_end - m0;
   let k_first = 0u;
   let k_last = p.k;
   let a_base = 0u;

@@ -130,7 +130,7 @@ def launch(
         arrays[3], arrays[5] = experts.start, experts.order
         rank, ld_u, constants["EDGES"] = experts.count, experts.chosen, True
         if isinstance(plan.tile, MatrixTile):
-            constants |= plan.tile.shorter_constants()
+            constants |= plan.tile.expert_constants()
         groups = groups[0], m // plan.tile.m + experts.count, 1
         # The most that there can be: all full tiles, and one more for each expert that has rows.
         work = 2.0 * plan.tile.m * n * k * (m // plan.tile.m + min(m, experts.count))

@@ -25,6 +25,8 @@ class MatrixTile:
     ahead: tiles are loaded two steps before they are multiplied, for twice the registers.
     scales_inside: NF4's nested scales are looked up in workgroup memory.
     shorter: one or two smaller values of sub_m, rising, for which the shader has code for the last rows of an expert.
+    taller: blocks of 16 rows by which an expert's last full tile may be higher, so that they need no tile of their own.
+    All subgroups multiply such a block together, each some of its columns.
     """
 
     sg_m: int
@@ -36,6 +38,7 @@ class MatrixTile:
     ahead: bool = False
     scales_inside: bool = True
     shorter: tuple[int, ...] = ()
+    taller: int = 0
     lanes: int = field(default=32, compare=False)  # of a subgroup
 
     @property
@@ -78,7 +81,7 @@ class MatrixTile:
 
     def workgroup_bytes(self, trans_a: bool, trans_b: bool) -> int:
         """Workgroup memory without decoding tables."""
-        a = self.k * (self.m + _PAD) if trans_a else self.m * (self.k + _PAD)
+        a = self.k * (self.m + _PAD) if trans_a else (self.m + 16 * self.taller) * (self.k + _PAD)
         b = self.n * (self.k + _PAD) if trans_b else self.k * (self.n + _PAD)
         return 2 * (a + b - 2 * _PAD) + 4 * self.sg_m * self.sg_n * 16 * 16 * self.sub_j
 
@@ -102,14 +105,24 @@ class MatrixTile:
             "LOADS_V": self.n * self.k // 8 // self.threads,
             "STORES": 64 * self.sub_j // self.lanes,
             "LANES": self.lanes,
+            "TALLER": 0,
+            "EXTRA": 0,
+            "LOADS_EXTRA": 0,
+            "EXTRA_J": self.n // 16 // (self.sg_m * self.sg_n),
+            "STORES_EXTRA": 64 // self.lanes,
         }
 
-    def shorter_constants(self) -> dict[str, Constant]:
-        """Return the constants of the code for an expert's last rows."""
+    def expert_constants(self) -> dict[str, Constant]:
+        """Return the constants of the code for an expert's last rows: fewer than a tile has, or more."""
         # Loads of more rows than there are stay within the tile.
-        found: dict[str, Constant] = {"SHORTER": len(self.shorter)}
+        found: dict[str, Constant] = {"SHORTER": len(self.shorter), "TALLER": self.taller}
         for number, rows in enumerate(self.shorter, 1):
             found |= {f"SUB_M_{number}": rows, f"LOADS_A_{number}": -(-self.loads_a * rows // self.sub_m)}
+            found |= {f"EXTRA_{number}": 0, f"LOADS_EXTRA_{number}": 0}
+        if self.taller:
+            assert self.n % (16 * self.sg_m * self.sg_n) == 0, "subgroups share the columns of the rows beyond a tile"
+            found |= {"SUB_M_TALLER": self.sub_m, "LOADS_A_TALLER": self.loads_a, "EXTRA_TALLER": self.taller}
+            found["LOADS_EXTRA_TALLER"] = -(-2 * self.taller * self.k // self.threads)
         return found
 
     def lowrank_constants(

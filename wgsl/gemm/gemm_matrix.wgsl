@@ -28,7 +28,7 @@ const TILE_N: u32 = 16u * SUB_G * SUB_J * SG_N;
 const A_ROWS: u32 = TILE_K;
 const A_COLS: u32 = TILE_M;
 #else
-const A_ROWS: u32 = TILE_M;
+const A_ROWS: u32 = TILE_M + 16u * TALLER;
 const A_COLS: u32 = TILE_K;
 #endif
 #if TRANS_B
@@ -82,9 +82,16 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let ld_strip = STRIP;
 #include "gemm.inc.wgsl" range
   prepare_b(lid);
+#if TALLER
+  // A few last rows of an expert are multiplied with the full tile before them, so that the weight is read once less.
+  if ((rows_left <= 16u * TALLER) & (m0 != u32(start[expert]))) { return; }
+  if ((rows_left > TILE_M) & (rows_left <= A_ROWS)) {
+#include tile share=_TALLER
+    return;
+  }
+#endif
 #if SHORTER
   // An expert's last rows seldom fill a tile, so there is code for fewer rows, once or twice.
-  let rows_left = m_end - m0;
   if (rows_left <= 16u * SG_M * SUB_M_1) {
 #include tile share=_1
     return;
@@ -128,6 +135,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #end
   // Nothing below is conditional: cooperative operations need uniform control flow.
 #include mine x=a loads=LOADS_A$share cols=A_COLS unit=8u
+#include "gemm.inc.wgsl" extra_rows share=$share
 #if IN_BLOCKS
 #include "gemm.inc.wgsl" mine_in_blocks
 #else
@@ -161,13 +169,16 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #unroll i LOADS_A$share
   var ahead_a_$i: Unit_a;
 #end
+#unroll i LOADS_EXTRA$share
+  var ahead_extra_$i: Unit_a;
+#end
 #unroll i LOADS_B
   var ahead_b_$i: Unit_b;
 #end
   {
     let k0 = k_first + first * TILE_K;
 #include fetch share=$share
-#include keep share=$share
+#include "gemm.inc.wgsl" keep share=$share
   }
   for (var t = first + 1u; t < tiles; t++) {
     let k0 = k_first + t * TILE_K;
@@ -179,7 +190,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
       let k0 = k_first + (t - 1u) * TILE_K;
 #include stage from=ahead share=$share
     }
-#include keep share=$share
+#include "gemm.inc.wgsl" keep share=$share
   }
   workgroupBarrier();
 #include multiply share=$share
@@ -255,6 +266,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
   }
 #end
 #end
+#include "gemm.inc.wgsl" store_extra share=$share
 #endpart
 
 #part mine x loads cols unit
@@ -315,6 +327,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endif
   let next_a_$i = fetch_a(a_from_$i, 8u);
 #end
+#include "gemm.inc.wgsl" fetch_extra share=$share
 #unroll i LOADS_B
 #if IN_BLOCKS
 #if TRANS_B
@@ -339,18 +352,9 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #unroll i LOADS_A$share
 #include "gemm.inc.wgsl" place x=a eights=1 ld=A_LD inside=a_col_$i,a_row_$i,TRANS_A
 #end
+#include "gemm.inc.wgsl" stage_extra from=$from share=$share
 #unroll i LOADS_B
 #include "gemm.inc.wgsl" place x=b eights=EIGHTS_B ld=B_LD inside=b_row_$i,b_col_$i,TRANS_B
-#end
-#endpart
-
-#part keep share
-// Part of gemm_matrix.wgsl: keep what the part fetch has loaded in registers until the next iteration.
-#unroll i LOADS_A$share
-    ahead_a_$i = next_a_$i;
-#end
-#unroll i LOADS_B
-    ahead_b_$i = next_b_$i;
 #end
 #endpart
 
@@ -385,6 +389,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #end
 #end
 #end
+#include "gemm.inc.wgsl" multiply_extra share=$share
   }
 #end
 #endpart

@@ -18,7 +18,7 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 
-#include "gemm.inc.wgsl" skinny_parameters
+#include "gemm_skinny.inc.wgsl" parameters
 @group(0) @binding(1) var<storage, read> x: array<vec4<u32>>;
 #if VEC_S
 @group(0) @binding(2) var<storage, read> s: array<vec4<f32>>;
@@ -73,7 +73,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let ld_x = 2u * X_LD;
   let ld_strip = 4u;
   let first_x = (p.first_tile + wg.x) * TILE;
-#include "gemm.inc.wgsl" skinny_range
+#include "gemm_skinny.inc.wgsl" range
 #if SPLIT
   // In a part with fewer shares than others, some would begin beyond its end: they give zeros.
   let k_begin = min(k_first + wg.z * p.k_per_split, k_last);

@@ -15,7 +15,7 @@
 // PARTS: X's columns are those of the weights of a stack; the second begins at column_1, the third at column_2. X S is
 // computed for each part, whose ranks follow each other in C [rows, ld_c]. S X takes the part's ranks of S [reduction,
 // ld_s]. first_rank: the first rank of a part that this launch computes.
-#include "gemm.inc.wgsl" skinny_parameters
+#include "gemm_skinny.inc.wgsl" parameters
 #include "common.inc.wgsl" dense x=x binding=1 kind=X_KIND vec=VEC_X
 @group(0) @binding(2) var<storage, read> s: array<f32>;
 @group(0) @binding(3) var<storage, read_write> c: array<f32>;
@@ -44,7 +44,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let along_x = (lid % BLOCKS) / RANK4;
   let along_rank = lid % RANK4;
   let first_x = (p.first_tile + wg.x) * 16u;
-#include "gemm.inc.wgsl" skinny_range
+#include "gemm_skinny.inc.wgsl" range
 #unroll i 4
   var acc_$i = vec4<f32>(0.0);
 #end

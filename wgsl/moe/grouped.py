@@ -39,9 +39,9 @@ _FEWER = (
     (_HIGH_ROWS, replace(gemm_matrix.FEW_ROWS_TILES[2], shorter=(2,))),
 )
 _FEWER_OF_ARRAYS = replace(gemm_matrix.FEW_ROWS_OF_ARRAYS, shorter=(2,))
-# In the forward, a weight is decoded once for up to 256 rows. With fewer rows, each row of codes is read 64 elements
+# In the forward, a weight is decoded once for up to 288 rows. With fewer rows, each row of codes is read 64 elements
 # at a time.
-_FORWARD = MatrixTile(4, 2, 4, 2, 2, ahead=True, shorter=(1, 2))
+_FORWARD = MatrixTile(4, 2, 4, 4, 1, ahead=True, shorter=(1, 2), taller=2)  # 256 x 128
 _FORWARD_FEWER, _FEWER_ROWS = MatrixTile(2, 4, 4, 2, 1, 64, ahead=True, shorter=(2,)), 192
 # In the forward, with so few rows on average, each row reads its expert's weight by itself in gemv.wgsl: one token of
 # any model, or a few of a model with many experts. It takes 0.14 to 0.85 of the time on an H100
@@ -56,6 +56,14 @@ _WHOLE = MatrixTile(3, 4, 4, 3, 1, ahead=True, shorter=(2, 3))  # 192 x 192
 _WHOLE_ROWS = range(120, 184)
 # One of two workgroups decodes while the other multiplies. In the forward, two do not fit into workgroup memory.
 _BACKWARD = replace(gemm_matrix.OF_HEADS, shorter=(2,))
+# Where experts have about as many rows as a tile, or a few tiles, half of them have a few more, for which a tile would
+# read the weight again. These tiles take the few rows, too, and read one tile ahead, as that leaves few registers. With
+# 128, 256 and 512 rows on an H100 they take 0.85 to 0.96 of the time of the others (bench/notes/experts.md). Subgroups
+# of 64 were not timed.
+_ABOUT, _ABOUT_MOST = 8, 512  # rows from a multiple of a tile's; rows
+_ARRAYS_ABOUT_FORWARD = replace(_FORWARD_FEWER, taller=1)  # about as many rows as one tile of 128 x 128
+_ARRAYS_ABOUT_BACKWARD = replace(_OF_ARRAYS, ahead=False, taller=2)
+_WEIGHTS_ABOUT = replace(_FORWARD, ahead=False)  # but for the forward of NF4
 
 
 @implements("grouped_linear")
@@ -152,12 +160,23 @@ def _matrix_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile:
         tile = tiles[int(mean >= _MOST_ROWS)]
     elif isinstance(b, str):
         tile = _OF_ARRAYS
+        if not gemm.trans_b and _about(mean, tile.m, limits):
+            tile = _ARRAYS_ABOUT_BACKWARD
+        elif gemm.trans_b and abs(mean - _ARRAYS_ABOUT_FORWARD.m) <= _ABOUT and limits.lanes <= 32:
+            tile = _ARRAYS_ABOUT_FORWARD
     elif int(mean) in _WHOLE_ROWS and limits.lanes == _WHOLE.lanes:
         tile = _WHOLE
+    elif _about(mean, _WEIGHTS_ABOUT.m, limits) and not (gemm.trans_b and b.format == "nf4"):
+        tile = _WEIGHTS_ABOUT
     else:
         forward = _FORWARD_FEWER if mean < _FEWER_ROWS else _FORWARD
         tile = forward if gemm.trans_b else _BACKWARD
     return tile if tile.most_workgroup_bytes <= limits.workgroup_bytes else gemm_matrix.MEDIUM
+
+
+def _about(mean: float, rows: int, limits: Limits) -> bool:
+    """Return whether experts have about as many rows as a tile, or a few tiles, of so many."""
+    return limits.lanes <= 32 and mean <= _ABOUT_MOST and abs(mean - rows * max(1, round(mean / rows))) <= _ABOUT
 
 
 def _few_rows_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile | None:
@@ -172,7 +191,7 @@ def _unit_of(weight: WeightForm, tile: MatrixTile, lanes: int) -> int:
     """Elements of the weight that an invocation decodes at once."""
     if any(tile == few for _, few in _FEWER):
         return widest_unit(weight, 32)
-    wider = tile in (_WHOLE, _FORWARD, _BACKWARD) and lanes <= 32
+    wider = tile in (_WHOLE, _FORWARD, _BACKWARD, _WEIGHTS_ABOUT) and lanes <= 32
     return widest_unit(weight, 16) if wider else gemm_matrix.unit_of(weight, tile.m, lanes)
 
 
