@@ -116,7 +116,9 @@ def test_tokens_cost_the_host_nothing_but_reading_them_in_blocks(
     assert moved == [("readback", (n,)) for n in (4, 8, 16, 32, 40)]
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Gemma2ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Gemma2ForCausalLM", "OPTForCausalLM"]
+)
 def test_prompts_of_different_lengths_give_the_text_of_each_alone(
     architecture: str, make_checkpoint: Any, device: Device
 ) -> None:
