@@ -143,6 +143,12 @@ def test_nothing_noted_is_no_race() -> None:
     assert noted("fn f() {}").text == "fn f() {}" and races(none, noted("fn f() {}")) == []
 
 
+def test_a_launch_with_more_accesses_than_notes_is_refused() -> None:
+    full = np.array([1] * WORKGROUPS * INVOCATIONS + [INVOCATIONS], np.int32)
+    with pytest.raises(ValueError, match="more than 1 accesses and barriers"):
+        races(full, noted(SHADER))
+
+
 def test_what_is_not_understood_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="a whole array of workgroup memory: let all = a;"):
         noted(f"{MEMORY}fn f() {{\n  let all = a;\n}}")

@@ -29,8 +29,10 @@ _ATTENTION = [
     for width, t in ((10, F32), (32, F16))
     for backward in (False, True)
 ]
+# The maximum of a row rises from tile to tile, so what has been summed is scaled again.
+_RISING = attention_case("poisoned", (1, 41, 1, 1, 32), F16, keys=150, cache_len=109, rising=150.0)
 _DECODING = attention_case("poisoned", (2, 1, 4, 2, 64), F32, keys=53, cache_len=41, window=13)
-_CASES = [*cases(), *matrix_cases(), *int8_cases(False), *transposed_cases(False), *_ATTENTION, _DECODING]
+_CASES = [*cases(), *matrix_cases(), *int8_cases(False), *transposed_cases(False), *_ATTENTION, _RISING, _DECODING]
 BY_NAME = {case.name: case for case in _CASES}
 _BACKWARD = ["attention_backward/poisoned/1x41x2x1x10/float32"]
 _MATRIX_BACKWARD = ["attention_backward/poisoned/1x41x2x1x32/float16"]
@@ -43,12 +45,13 @@ CASES = {
     "attention_backward_dq": _BACKWARD,
     "attention_decode": ["attention/poisoned/2x1x4x2x64,53/float32"],
     "attention_delta": _BACKWARD,
-    "attention_matrix": ["attention/poisoned/1x41x2x1x32/float16"],
+    "attention_matrix": ["attention/poisoned/1x41x2x1x32/float16", _RISING.name],
     "attention_matrix_dkv": _MATRIX_BACKWARD,
     "attention_matrix_dq": _MATRIX_BACKWARD,
     "attention_matrix_dq_stored": _MATRIX_BACKWARD,
     "decoding_sample": ["sample/rows/6x1003", "sample/greedy/123/0.5"],
-    **dict.fromkeys(("delta_rule_output", "delta_rule_scan", "delta_rule_system"), _DELTA_RULE[:1]),
+    **dict.fromkeys(("delta_rule_output", "delta_rule_system"), _DELTA_RULE[:1]),
+    "delta_rule_scan": [_DELTA_RULE[0], "delta_rule/wide/1x70x1x1x72x68/float32"],
     **dict.fromkeys(("delta_rule_channels", "delta_rule_grads", "delta_rule_scan_backward"), _DELTA_RULE[1:]),
     **dict.fromkeys((f"delta_rule_{n}_matrix" for n in ("output", "system")), _MATRIX_RULE[:1]),
     "delta_rule_scan_matrix": [_MATRIX_RULE[0], "delta_rule/matrix from a state/2x70x1x2x64x64/float16"],
@@ -56,12 +59,13 @@ CASES = {
     **dict.fromkeys(("ssd_channels", "ssd_grads"), ["ssd_backward/packed/2x133x1x2x10x6/float32"]),
     "ssd_step": ["ssd/a step on a state/2x1x2x4x12x10/float32"],
     "delta_rule_step": ["delta_rule/a step on a state/2x1x2x4x12x10/float32"],
+    "fused": ["fused over 0,2/3x37x53/float32"],
     "gemm": [
         "gemm_nn/batched/3x17x29x31/float32",
         "linear_nf4_backward/row lowrank double/1x72x128/float32",
         "grouped_linear/float32 rows/70x5x2x72x68/float32",
     ],
-    "gemm_int8": ["linear_q8_0/int8 lowrank/260x132x96/float32"],
+    "gemm_int8": ["linear_q8_0/int8 lowrank/260x132x96/float32", "linear_q8_0/int8 long/128x64x2112/float32"],
     "gemm_int8_pack": ["linear_nf4/int8 double/133x136x200/float32"],
     "gemm_matrix": [
         "linear_nf4_backward/lowrank 16 double/264x136x192/float16/medium tile",
@@ -76,11 +80,12 @@ CASES = {
         "gemm_nt/skinny/208x20x624/float16*float32/any tile",
         "gemm_tn/skinny/16x624x208/float32*float16/any tile",
     ],
-    "gemm_skinny": ["lora_du/stack of 2/37x192x5/float32", "lora_db/stack of 2/37x192x5/float32"],
+    "gemm_skinny": ["lora_du/stack of 2/37x192x5/float32", "lora_db/stack of 3/131x384x8/float32"],
     "gemm_transpose": ["gemm_nn/transposed/131x67x75/float32"],
     "gemv": [
         "gemm_nt/few rows/8x35x1003/float32",
         "linear_nf4/row double/1x130x192/float32",
+        *(f"linear_{name}/row/1x130x192/float32" for name in ("mxfp4", "nvfp4")),
         "linear_iq3_xxs/row/1x130x256/float32",
     ],
     "loss_cross_entropy": ["linear_cross_entropy/one token/1x123x40/float32"],
@@ -89,7 +94,10 @@ CASES = {
     "moe_keep": ["keep_experts/5x9x2x4", "keep_experts/200x300x4x270"],
     "moe_place": ["place_experts/1x9x2x5"],
     "moe_route": ["route/chosen/5x7x2/float32", "route/all/41x130x8/float32", "route_backward/all/41x130x8/float32"],
-    "moe_weight_grad": ["grouped_weight_grad/float32 tiles/33x4x2x36x40/float32"],
+    "moe_weight_grad": [  # the first workgroups have rows, and those of a second tile
+        "grouped_weight_grad/float32 flat/50x3x2x67x8/float32",
+        "grouped_weight_grad/float32 tiles/33x4x2x36x40/float32",
+    ],
     "norm_layer": ["layer_norm/plain/7x123/float32>float32", "layer_norm_backward/plain/7x123/float32>float32"],
     "norm_rms": ["rms_norm/plain/7x123/float32>float32"],
     "norm_rms_backward": ["rms_norm_backward/residual/41x123/float32>float32"],

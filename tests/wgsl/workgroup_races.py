@@ -194,14 +194,24 @@ def _begun(entry: re.Match[str]) -> str:
 
 
 def races(notes: np.ndarray, noted: Noted) -> list[str]:
-    """Return the lines that race in a launch, in pairs. notes: int32, zeros before it; the last becomes the number of
-    invocations of a workgroup. Where they are too few, later accesses have none."""
+    """Return the lines that race in a launch, in pairs.
+
+    Args:
+        notes: int32, zeros before the launch; the last becomes the number of invocations of a workgroup.
+        noted: The variant that was launched.
+
+    Raises:
+        ValueError: There are fewer notes than accesses and barriers.
+    """
     if not noted.sites:
         return []
     invocations, found = int(notes[-1]), set[tuple[int, int]]()
     share = (notes.size - 1) // (WORKGROUPS * invocations)
     writes, of_subgroup = np.array([(s.writes, s.of_subgroup) for s in noted.sites], bool).T
-    for group in notes[: WORKGROUPS * invocations * share].view(np.uint32).reshape(WORKGROUPS, invocations, share):
+    groups = notes[: WORKGROUPS * invocations * share].view(np.uint32).reshape(WORKGROUPS, invocations, share)
+    if groups[:, :, -1].any():
+        raise ValueError(f"an invocation may have more than {share} accesses and barriers; give it more notes")
+    for group in groups:
         lane, at = np.nonzero((group != 0) & (group < _WAIT))
         entry, barriers, waits = group[lane, at], *(_counted(group == n)[lane, at] for n in (_BARRIER, _WAIT))
         site, place = (entry >> _PLACE_BITS).astype(int) - 1, entry & ((1 << _PLACE_BITS) - 1)

@@ -16,7 +16,7 @@ struct Params { steps: u32, rows: u32 }
 @compute @workgroup_size(64)
 fn main(@builtin(local_invocation_index) lid: u32) {
   let now = u32(step[0]);
-  workgroupBarrier();  // all have read it
+  storageBarrier();  // all have read it
   for (var row = lid; row < p.rows; row += 64u) {
     if (now < p.steps) { tokens[now * p.rows + row] = drawn[row]; }
     if (now + 1u < p.steps) { uniform_number[row] = uniforms[(now + 1u) * p.rows + row]; }

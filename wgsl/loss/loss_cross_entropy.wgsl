@@ -92,8 +92,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #else
   let target_logit = logits[at];
 #endif
-  // All have read the target's logit before one overwrites it.
-  workgroupBarrier();
+  storageBarrier();  // all have read the target's logit before one overwrites it
   if (lid == 0u) { losses[p.first + row] = log(total_sum) + (top - target_logit); }
 #if GRAD
   let inverse = 1.0 / total_sum;

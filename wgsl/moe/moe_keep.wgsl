@@ -73,7 +73,7 @@ fn main(@builtin(local_invocation_index) lid: u32) {
     last[s] = NONE;
     if (is_free(s) && before < enter) { last[s] = i32(entering[before]); }
   }
-  workgroupBarrier();
+  storageBarrier();  // all have read `held`
   for (var s = lid; s < p.slots; s += GROUP) {
     if (last[s] >= 0) {
       held[s] = last[s];
