@@ -106,3 +106,13 @@ def test_score_gradients_at_their_bound_stay_in_range(emulator: Any, architectur
     x["do"][:], x["v"][:] = 1.99, 1.99  # their lengths are just below a power of two
     x["v"][1::2] *= -1
     check(emulator.device(architecture), x, 0.125)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("architecture", ["gfx942"])
+def test_score_gradients_near_the_largest_that_there_are_stay_in_range(emulator: Any, architecture: str) -> None:
+    """do and v of about 61,000 in each of 256 elements take dS to 2^38; the scale takes dq and dk back."""
+    x, signs = random(256), (-1.0) ** np.arange(LENGTH)[:, None]
+    x["q"], x["k"] = x["q"] / 64, x["k"] / 64
+    x["do"][:] = x["v"][:] = 1.87 * signs  # alternating, so that dv stays in range
+    check(emulator.device(architecture), x, 2.0**-22, (15, 15))

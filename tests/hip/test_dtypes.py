@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.formats.nf4 import PART_ROWS, NF4Array
 
 F32, F16, BF16 = (np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16))
 IDS = np.array([[0, 1], [1, 0], [0, 1], [1, 0], [0, 1]], np.int32)
@@ -80,3 +81,13 @@ def test_terms_of_a_gemm(hip_device: Any, rows: int, u: Any, v: Any, residual: A
         yield d.gemm(up(few(rows, 40, dtype=F16)), up(few(12, 40, dtype=F16)), trans_b=True, **more)
 
     compare(hip_device, call)
+
+
+def test_gradients_through_a_stack_are_added_in_float32(hip_device: Any) -> None:
+    """2,049 lies between two numbers of float16."""
+    d = hip_device
+    weights = [d.quantize(d.upload(np.ones((PART_ROWS, 64), np.float32)), 64, double=True) for _ in range(2)]
+    stack = NF4Array.stack(weights, d, one_code=True)
+    dy = np.zeros((3, 2 * PART_ROWS), np.float16)
+    dy[:, 0], dy[:, 1], dy[:, PART_ROWS] = 2048, 1, -2048
+    np.testing.assert_array_equal(d.download(d.linear_quantized_backward(d.upload(dy), stack)), np.ones((3, 64), F16))

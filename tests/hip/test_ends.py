@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.autograd.norms import check_layer_norm_of_equal_elements
 from wgrad.autograd.reference import ReferenceDevice
 
 SIZES = range(64, 73)
@@ -72,6 +73,11 @@ def test_norms_of_rows_that_start_within_an_access(hip_device: Any, op: str) -> 
 
     for found, wanted in zip(results(hip_device), results(ReferenceDevice()), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("columns", [249, 1021, 5001])
+def test_layer_norm_of_equal_elements(hip_device: Any, columns: int) -> None:
+    check_layer_norm_of_equal_elements(hip_device, columns)
 
 
 @pytest.mark.parametrize("architecture", ["gfx942"])

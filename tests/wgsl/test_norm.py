@@ -49,6 +49,10 @@ def test_norms_are_within_the_limits(op, shape, wgpu_device, compare, rng) -> No
     compare(wgpu_device, norm_backward(op), inputs, backward=True, ulps=4 + shape[0] ** 0.5)
 
 
+def test_layer_norm_of_equal_elements(wgpu_device: WgpuDevice) -> None:
+    norms.check_layer_norm_of_equal_elements(wgpu_device, 5001)
+
+
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 @pytest.mark.parametrize("shape", [(601, 64), (433, 123), (131, 200)], ids=str)
 @pytest.mark.parametrize("op", norms.NORMS)
