@@ -69,6 +69,15 @@ def test_cases_run_on_their_kernels_within_the_limits(
     assert matrix_device.launched - _PLAIN in (_KERNELS[case.direction], _STORED)
 
 
+def test_a_row_may_see_no_key_of_a_share(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of three shares: the first queries see none of the second's, the last none of the first's."""
+    chosen = plan(32, 49152)
+    assert chosen
+    monkeypatch.setattr(matrix_device, "attention_plan", replace(chosen, wanted_groups=64))
+    assert_case(attention_case("shares", (1, 41, 1, 1, 32), F16, keys=600, cache_len=500, window=13), matrix_device)
+    assert matrix_device.launched == {"attention_matrix", "attention_combine"}
+
+
 def test_what_lies_beyond_the_last_token_of_a_cache_is_not_read(matrix_device: Any) -> None:
     found, inputs = [], PREFILL.inputs()
     for beyond in (0.0, np.nan):
