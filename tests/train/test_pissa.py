@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.train.conftest import random_weights, tiny_config
 from tests.train.nf4_writer import save_nf4_checkpoint
 from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
@@ -18,6 +20,8 @@ from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.pissa import PissaStart, start_within
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.step.build import build_trainable
 
 pytestmark = pytest.mark.usefixtures("short_samples")
 
@@ -83,6 +87,21 @@ def test_a_run_that_goes_on_ends_in_the_same_bits(make_checkpoint: Any, text_dat
     assert whole.read_bytes() == parts.read_bytes()
     lora, arrays = load_adapter(tmp_path / "whole", linear_modules(load_model_config(model)))
     assert lora.r == 6 and all(6 in value.shape for value in arrays.values())
+
+
+def test_a_randomized_start_has_the_seed_of_its_run(make_checkpoint: Any, cpu: Device) -> None:
+    """Also of the largest rank, that of the whole projection."""
+    folder, raw, starts = make_checkpoint(), tiny_config(), list[np.ndarray]()
+    for seed in (1, 2, 1):
+        more: dict[str, Any] = {"init_lora_weights": "pissa_niter_4", "target_modules": ("q_proj",), "lora_r": 48}
+        options = RunOptions(max_length=8, seed=seed, **more)
+        built = build_trainable(options, load_model_config(folder), folder, cpu, positions=8)
+        starts.append(built.parameters.get("model.layers.1.self_attn.q_proj.lora_A"))
+        assert built.total == built.parameters.count + sum(value.size for value in random_weights(raw).values())
+    np.testing.assert_array_equal(starts[0], starts[2])
+    assert not np.array_equal(starts[0], starts[1])
+    plain = replace(options, init_lora_weights="lora", target_modules=("k_proj",))  # of [24, 48], which may have more
+    assert build_trainable(plain, load_model_config(folder), folder, cpu, positions=8).parameters.count == 2 * 48 * 72
 
 
 def test_options_without_meaning_for_pissa_are_refused(

@@ -22,6 +22,7 @@ from wgrad.device.formats.gguf_quantize import ROUNDED
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.qat import Rounding
@@ -189,6 +190,19 @@ REFUSED: dict[str, Any] = {
 def test_options_that_qat_does_not_round_are_refused(name: str) -> None:
     with pytest.raises(WgradError, match=f"^--qat: cannot be combined with --{name.replace('_', '-')}"):
         RunOptions(qat="q4_k", **{name: REFUSED[name]})
+
+
+@pytest.mark.parametrize(
+    ("lora", "what"),
+    [({"dora": True}, "is a DoRA adapter"), ({"modules_to_save": ("lm_head",)}, "has lm_head whole")],
+)
+def test_adapters_that_qat_does_not_round_are_refused(
+    lora: dict[str, Any], what: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "load_adapter", lambda *_: (LoraConfig(r=2, alpha=4.0, **lora), {}))
+    config = RunOptions(max_length=8, qat="q4_0", adapter="run")
+    with pytest.raises(WgradError, match=f"^--qat: run {what}, which is not rounded in training"):
+        build_trainable(config, load_model_config(model), model, select_device("cpu"), positions=8)
 
 
 def test_models_with_experts_are_refused(tmp_path: Path) -> None:

@@ -124,9 +124,12 @@ def test_training_and_what_it_writes_are_those_of_projections_apart(
         trainer, built, config = trainer_for(folder, wgpu_device, max_steps=6, max_length=48, lora_r=8, **options)
         names = built.model.adapter.modules if built.model.adapter else {}
         assert any(name.endswith(GATE_UP) for name in names) == stacked
+        assert any(GATE_UP in name for name in built.model.weights) == stacked
         for step in BatchStream(documents(), config):
             trainer.step(step, config.learning_rate)
         found.append((trainer.read_history()[:, 0], {n: built.parameters.get(n) for n in built.parameters.tensors}))
+        kept = built.adapter(np.full(built.parameters.size, 3, np.float32))[1]  # those of a checkpoint, not the current
+        assert kept.keys() == found[-1][1].keys() and all((value == 3).all() for value in kept.values())
     (losses, plain), (stacked_losses, other) = found
     assert losses.shape == (6,) and losses[-2:].mean() < losses[:2].mean()
     np.testing.assert_allclose(stacked_losses, losses, rtol=6 * 4 * float(np.finfo(np.float32).eps))
