@@ -13,10 +13,11 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.hip.device import HipDevice
 from wgrad.train.commands.cli import main
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run import session
-from wgrad.train.step.build import build_optimizer
+from wgrad.train.step.build import build_frozen, build_optimizer, build_trainable
 from wgrad.train.step.compute import choose_compute
 from wgrad.train.step.optim import FlatParameters, ParameterSpec
 from wgrad.wgsl.runtime import matrix_units as units
@@ -138,6 +139,14 @@ def test_a_run_is_not_resumed_on_a_device_without_its_dtype(run: Any, tmp_path: 
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "--resume: the run was begun with --compute bfloat16, which NumPy" in err
     assert "go on with a --device that can, or begin anew in another --out" in err
+
+
+@pytest.mark.parametrize(("compute", "dtype"), [("auto", "float32"), ("float16", "float16")])
+def test_models_compute_in_the_dtype_asked_for(compute: Any, dtype: str, make_checkpoint: Any) -> None:
+    folder, device = make_checkpoint(num_hidden_layers=1), ReferenceDevice()
+    given = load_model_config(folder), folder, device
+    trained = build_trainable(RunOptions(max_length=8, compute=compute), *given, positions=8).model
+    assert [m.dtype for m in (trained, build_frozen(*given, positions=8, compute=compute))] == [dtype, dtype]
 
 
 def test_what_a_device_cannot_is_no_choice() -> None:

@@ -15,9 +15,11 @@ from wgrad.train.commands.cli import main
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.lora import MAGNITUDE
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.step.build import build_frozen, build_trainable
+from wgrad.train.step.build import build_frozen, build_trainable, lora_parameters
+from wgrad.train.step.optim import AdamW
 
 pytestmark = pytest.mark.usefixtures("short_samples")
 
@@ -91,3 +93,15 @@ def test_options_without_meaning_for_dora_are_refused(run: Path, text_data: Path
     assert "is a DoRA adapter, which is trained without" in refused(*further)
     gguf = ["export", "--adapter", str(run), "--gguf-lora", str(tmp_path / "a.gguf")]
     assert "--gguf-lora: a GGUF adapter has no place for DoRA's magnitudes" in refused(*gguf)
+
+
+def test_magnitudes_decay_and_whole_vectors_do_not(cpu: Device) -> None:
+    """As PEFT's parameters in transformers' Trainer, which leaves out biases and norms."""
+    values = {f"m{MAGNITUDE}": np.ones(3, np.float32), "m.lora_A": np.ones((2, 5), np.float32)}
+    parameters = lora_parameters(values, cpu, whole={"head.bias": (3,)})
+    parameters.set("head.bias", np.ones(3, np.float32))
+    optimizer = AdamW(parameters, weight_decay=0.5)
+    optimizer.set_lr(0.1)
+    optimizer.step()
+    found = {name: float(parameters.get(name).max()) for name in parameters.tensors}
+    assert found == {f"m{MAGNITUDE}": pytest.approx(0.95), "m.lora_A": pytest.approx(0.95), "head.bias": 1.0}

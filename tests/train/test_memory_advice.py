@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.step import build
 from wgrad.train.step.activations import estimate_activations
 from wgrad.train.step.memory import advising, for_parameters, for_steps
 
@@ -59,6 +62,15 @@ def test_parameters_that_do_not_fit_bring_advice_of_their_own(
     (line,) = capsys.readouterr().err.splitlines()
     assert "no memory for" in line and line.endswith(f": {advice}") and "batch" not in line
     assert not (tmp_path / "out").exists()
+
+
+def test_a_start_that_main_memory_does_not_hold_brings_this_advice(
+    make_checkpoint: Any, cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "init_lora", Mock(side_effect=MemoryError("3 TiB")))
+    folder = make_checkpoint()
+    with pytest.raises(WgradError, match=r"^out of main memory \(3 TiB\): use a --lora-r below 40, or fewer"):
+        build.build_trainable(RunOptions(max_length=8, lora_r=40), load_model_config(folder), folder, cpu, positions=8)
 
 
 def test_a_step_out_of_memory_says_what_to_do(

@@ -33,6 +33,7 @@ from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.plan import plan as plan_module
 from wgrad.train.plan.plan import SAMPLE_TOKENS, plan_run, run_dry
 from wgrad.train.run import evaluation
+from wgrad.train.step import build
 from wgrad.train.step.activations import estimate_activations
 from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
@@ -215,12 +216,13 @@ def base_model() -> Path:
     return Path(__file__).parents[2] / "examples" / "base_model"
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_no_weight_is_read(make_checkpoint: Any, fresh: Any, monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+@pytest.mark.parametrize("trained", ["", "full", "train_embeddings"])
+def test_no_weight_is_read(make_checkpoint: Any, fresh: Any, monkeypatch: pytest.MonkeyPatch, trained: str) -> None:
     """A model of 8B is planned in a second: its tensors are mapped and left alone, also those to be converted. No
-    row of a rotary table is computed."""
+    row of a rotary table is computed, and no adapter's start."""
     folder = make_checkpoint(dtype="float16")
     given: list[np.ndarray] = []
+    monkeypatch.setattr(build, "init_lora", None)
     monkeypatch.setattr(attention, "rope_tables", lambda rope, rows: rope_tables(rope, rows) if rows == 0 else None)
     monkeypatch.setattr(DryRun, "write", lambda self, array, host: given.append(host))
     whole = DryRun.upload
@@ -232,7 +234,8 @@ def test_no_weight_is_read(make_checkpoint: Any, fresh: Any, monkeypatch: pytest
     monkeypatch.setattr(DryRun, "upload", upload)
     monkeypatch.setattr(fresh, "float16", False)
     model = load_model_config(folder)
-    assert plan_run(config_of(full=full, lora_r=1), model, folder, fresh, 3) is not None
+    config = config_of(lora_r=1, **{trained: True} if trained else {})
+    assert plan_run(config, model, folder, fresh, 3) is not None
     weights = {spec.shape for spec in weight_specs(model)}
     assert given and not [host.shape for host in given if host.shape in weights]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, o
 from wgrad.train.model.save_model import save_full
 from wgrad.train.model.weights import EMBEDDING, HEAD, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.build import build_trainable
+from wgrad.train.step.build import build_frozen, build_trainable
 
 
 def file_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -584,3 +585,25 @@ def test_blocks_and_samples_are_those_of_the_whole_tensor(tmp_path: Path) -> Non
         assert len(blocks) == 4 and all(block in whole and 0 < len(block) <= 4096 for block in blocks)
         assert whole.startswith(blocks[0]) and whole.endswith(blocks[-1])
         assert entry.sample(1, len(whole)) == [whole]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_loading_tells_how_many_tensors_are_there(make_checkpoint: Any, cpu: Device, full: bool) -> None:
+    folder, told = make_checkpoint(), list[tuple[int, int]]()
+    given: Any = load_model_config(folder), folder, cpu
+    for build in (partial(build_trainable, RunOptions(max_length=8, full=full)), build_frozen)[: 2 - full]:
+        build(*given, positions=8, progress=lambda done, count: told.append((done, count)))
+    count = len(weight_specs(given[0]))
+    assert told == [(done + 1, count) for done in range(count)] * (2 - full)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_an_adapter_goes_on_with_the_dropout_of_its_run(
+    make_checkpoint: Any, cpu: Device, tmp_path: Path, dropout: float
+) -> None:
+    folder, lora = make_checkpoint(), LoraConfig(r=2, alpha=4.0, dropout=0.3)
+    config = load_model_config(folder)
+    save_adapter(tmp_path / "a", lora, init_lora(lora_shapes(lora, linear_modules(config)), 0), str(folder))
+    options = RunOptions(max_length=8, adapter=str(tmp_path / "a"), lora_dropout=dropout)
+    built = build_trainable(options, config, folder, cpu, positions=8)
+    assert built.lora is not None and built.lora.dropout == dropout
