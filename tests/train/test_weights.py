@@ -607,3 +607,15 @@ def test_an_adapter_goes_on_with_the_dropout_of_its_run(
     options = RunOptions(max_length=8, adapter=str(tmp_path / "a"), lora_dropout=dropout)
     built = build_trainable(options, config, folder, cpu, positions=8)
     assert built.lora is not None and built.lora.dropout == dropout
+
+
+def test_a_run_quantizes_as_its_options_say(make_checkpoint: Any, cpu: Device) -> None:
+    folder = make_checkpoint()
+    given: Any = load_model_config(folder), folder, cpu
+    found = []
+    for more in ({}, {"block_size": 128}, {"double_quant": False}, {"quantize": False}):
+        options: dict[str, Any] = {"max_length": 8, **more}
+        weights = build_trainable(RunOptions(**options), *given, positions=8).model.weights
+        weight = weights["model.layers.0.mlp.down_proj.weight"]
+        found.append((weight.block_size, weight.nested) if isinstance(weight, NF4Array) else None)
+    assert found == [(64, True), (128, True), (64, False), None]
