@@ -20,6 +20,7 @@ BACKWARD = attention_case("unaligned", (1, 37, 2, 1, 64), F16, backward=True)
 PRODUCT = gemm_case("unaligned", 40, 136, 72, F16, trans_b=True)
 EXPERTS = grouped_case("forward", "unaligned", (9, 3, 2, 40, 72), F16, weight=F16)
 DECODED = grouped_case("forward", "unaligned", (9, 3, 2, 40, 64), F16, format="nf4", dtype=F16)
+TERM = grouped_case("forward", "unaligned", (9, 3, 2, 40, 72), F16, weight=F16, add=True)
 GRADIENT = grouped_case("weight_grad", "unaligned", (9, 3, 2, 36, 40), F16)
 WIDE = (
     "attention_forward",
@@ -57,3 +58,19 @@ def test_a_misaligned_array_takes_the_narrow_kernels(
     result = judge(case, expected_outputs(case), to_host(case, hip_device, case.call(hip_device, arrays)))
     assert_ok(result)
     assert not any(name in WIDE for pair in launched for name in pair)
+
+
+def test_a_misaligned_term_of_experts_is_added_one_by_one(hip_device: Any) -> None:
+    inputs = TERM.inputs()
+    arrays = upload_inputs(hip_device, inputs) | {"add": shifted(hip_device, inputs["add"])}
+    result = judge(TERM, expected_outputs(TERM), to_host(TERM, hip_device, TERM.call(hip_device, arrays)))
+    assert_ok(result)
+
+
+def test_gradients_of_experts_are_added_to_a_misaligned_array(hip_device: Any) -> None:
+    d, inputs = hip_device, GRADIENT.inputs()
+    arrays = upload_inputs(d, inputs)
+    out = shifted(d, np.ones((3, 36, 40), np.float32))
+    d.grouped_weight_grad(arrays["dy"], arrays["x"], arrays["start"], out=out, accumulate=True)
+    wanted = d.download(d.grouped_weight_grad(arrays["dy"], arrays["x"], arrays["start"]))
+    np.testing.assert_allclose(d.download(out), 1 + wanted, rtol=1e-5, atol=1e-5)
