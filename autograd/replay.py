@@ -9,6 +9,20 @@ from typing import Any
 from wgrad.device.contract import Device, Replay
 
 
+class Repeated:
+    """Device work with constant shapes that is run each time. A dry run takes its memory again in place of the work."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._rehearsal: Any = None
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        """Run the work."""
+        if self._rehearsal is None or not self._device.repeat(self._rehearsal):
+            with self._device.rehearse() as self._rehearsal:
+                work()
+
+
 class Recorded:
     """Device work with constant shapes: run directly the first time, recorded the second time, replayed from then on.
 

@@ -7,7 +7,8 @@ the peak of the real one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,20 @@ class DryRuntime(PooledRuntime):
 
     def flush(self) -> None:
         pass
+
+    @contextmanager
+    def rehearse(self) -> Iterator[Rehearsal | None]:
+        """As for `PooledRuntime`, but also without a limit if work is repeated."""
+        with super().rehearse() as rehearsal:
+            if rehearsal is None and self.repeats:
+                rehearsal = self._pool.rehearsal = Rehearsal()
+            yield rehearsal
+
+    @contextmanager
+    def capture(self, rehearsal: Rehearsal | None = None) -> Iterator[Any]:
+        """As for `PooledRuntime`. Without a limit the rehearsal places no arrays, as in a run."""
+        with super().capture(None if self._pool.limit is None else rehearsal) as replay:
+            yield replay
 
     def repeat(self, rehearsal: Rehearsal) -> bool:
         """As for `PooledRuntime`. False where memory is short: the work may free cached values there."""

@@ -350,10 +350,10 @@ def test_a_dry_run_needs_not_all_chunks(make_checkpoint: Any, monkeypatch: pytes
     ],
     ids=["recomputed", "streamed", "pairs"],
 )
-def test_a_dry_run_needs_not_do_recorded_work_twice(
+def test_a_dry_run_needs_not_do_work_twice(
     more: dict[str, Any], make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory is that of the rehearsal in its place. The same runs fit a limit, in the same memory."""
+    """Recorded steps and evaluations take the memory of the first. The same runs fit a limit, in the same memory."""
     folder, device = make_checkpoint(num_hidden_layers=4), select_device.gpu_elsewhere("")
     model, config = load_model_config(folder), config_of(**{"max_length": 64, "batch_size": 2, "sample": False, **more})
     repeated, plain = list[bool](), DryRuntime.repeat
@@ -364,7 +364,7 @@ def test_a_dry_run_needs_not_do_recorded_work_twice(
         repeated.append(plain(self, rehearsal))
         return repeated[-1]
 
-    def found(limit: int) -> Any:
+    def found(limit: int | None) -> Any:
         try:
             plan = run_dry(config, model, folder, device, 3, limit)
         except OutOfMemory:
@@ -375,7 +375,9 @@ def test_a_dry_run_needs_not_do_recorded_work_twice(
     for repeat in (noted, lambda self, rehearsal: False):
         monkeypatch.setattr(DryRuntime, "repeat", repeat)
         ample = found(40 << 20)
-        results.append([ample, *(found(ample[0].peak_reserved_bytes * share // 64) for share in (62, 58, 53))])
+        results.append(
+            [ample, found(None), *(found(ample[0].peak_reserved_bytes * share // 64) for share in (62, 58, 53))]
+        )
     assert results[0] == results[1]
     assert any(repeated)
 

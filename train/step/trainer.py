@@ -14,7 +14,7 @@ import numpy as np
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.ops.optimizer import STATE_SIZE
-from wgrad.autograd.replay import Recorded
+from wgrad.autograd.replay import Recorded, Repeated
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Readback
 from wgrad.device.errors import OutOfMemory
@@ -75,7 +75,7 @@ class Trainer:
         self._history = device.zeros((self.history_steps, 2 * ALIGN + scores))
         self._recorded, self._began = 0, False
         self.dequantized = self._kept_dequantized()
-        self._micro_step, self._update = Recorded(device), Recorded(device)
+        self._micro_step, self._update, self._evaluation = Recorded(device), Recorded(device), Repeated(device)
         self.data_parallel = DataParallel(
             self.world,
             config.gradient_accumulation_steps,
@@ -260,8 +260,11 @@ class Trainer:
     def _add_eval_loss(self) -> None:
         """Add the loss of the batch that was written. Temporary arrays use memory that later steps need anyway."""
         with no_grad(), self.device.borrowing():
-            loss = self.objective.loss(self.eval_inputs)
-            self.device.add(self._eval_loss, loss.data, out=self._eval_loss)
+            self._evaluation(self._add_loss)
+
+    def _add_loss(self) -> None:
+        loss = self.objective.loss(self.eval_inputs)
+        self.device.add(self._eval_loss, loss.data, out=self._eval_loss)
 
 
 class HistoryReadback:
