@@ -95,6 +95,7 @@ def load_oracle(folder: Path) -> Any:
         "granite_swa",
         "granitemoe_swa",
         "gpt_oss",
+        "gptj",
         "mamba2",
     )  # which have no other
     config._attn_implementation = "eager" if eager else "sdpa"

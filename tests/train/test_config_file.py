@@ -43,11 +43,11 @@ Config = Callable[..., dict[str, Any]]
     "changes, message",
     [
         (
-            {"architectures": ["GPTJForCausalLM"], "model_type": None},
-            "architecture GPTJForCausalLM is not supported: use .*LlamaForCausalLM",
+            {"architectures": ["BloomForCausalLM"], "model_type": None},
+            "architecture BloomForCausalLM is not supported: use .*LlamaForCausalLM",
         ),
         ({"architectures": None, "model_type": "bert"}, "model_type 'bert' is not supported"),
-        ({"model_type": "gptj"}, "model_type 'gptj', architecture LlamaForCausalLM is not supported"),
+        ({"model_type": "bloom"}, "model_type 'bloom', architecture LlamaForCausalLM is not supported"),
         ({"architectures": None, "model_type": None}, "model_type null is not supported"),
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2}}, "rope_type 'mrope' is not supported"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters of this architecture must be the same for all"),
@@ -233,6 +233,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": {
         "scale_attn_by_inverse_layer_idx": True, "activation_function": "quick_gelu", "n_embd": 0, "num_experts": 8,
     },
+    "GPTJForCausalLM": {"rotary_dim": 5, "activation_function": "quick_gelu", "n_embd": 0, "num_experts": 8},
     "OPTForCausalLM": {
         "do_layer_norm_before": False, "word_embed_proj_dim": 24, "_remove_final_layer_norm": True, "hidden_size": 50,
     },

@@ -59,7 +59,7 @@ def wrong_dtype(model: Path, data: Path) -> list[str]:
 
 
 def other_architecture(model: Path, data: Path) -> list[str]:
-    edit_config(model, architectures=["GPTJForCausalLM"], model_type="gptj")
+    edit_config(model, architectures=["BloomForCausalLM"], model_type="bloom")
     return []
 
 
@@ -142,7 +142,7 @@ CASES: dict[Case, str] = {
     missing_shard: r"lacks 1 of 2 shards \(model-00002-of-00002.safetensors\)",
     truncated_shard: r"model-00001-of-00002.safetensors is cut off or damaged \(.+\): fetch the file again",
     wrong_dtype: r"model.layers.0.mlp.up_proj.weight in .* is I8: expected F32, F16, BF16",
-    other_architecture: r"model_type 'gptj', architecture GPTJForCausalLM is not supported: use a model",
+    other_architecture: r"model_type 'bloom', architecture BloomForCausalLM is not supported: use a model",
     small_vocabulary: r"embed_tokens.weight in .* has shape \[300, 48\]: config.json asks for \[200, 48\]",
     no_tokenizer: r"has no tokenizer.json",
     no_line: r"data.jsonl is empty",

@@ -138,7 +138,7 @@ EPSILONS = {
     **dict.fromkeys(("phi", "stablelm", "jais2", "cohere", "cohere2", "gpt_neox"), "layer_norm_eps"),
     "starcoder2": "norm_epsilon",
     **dict.fromkeys(("nemotron", "lfm2", "lfm2_moe"), "norm_eps"),
-    **dict.fromkeys(("nemotron_h", "mamba2", "falcon", "gpt2", "gpt_bigcode"), "layer_norm_epsilon"),
+    **dict.fromkeys(("nemotron_h", "mamba2", "falcon", "gpt2", "gpt_bigcode", "gptj"), "layer_norm_epsilon"),
 }
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MLP_WIDTH = {"granitemoehybrid": "shared_intermediate_size", "qwen3_5_moe_text": "moe_intermediate_size"}
@@ -148,11 +148,13 @@ MLP_WIDTH |= {
     "falcon": "ffn_hidden_size",
     "gpt2": "n_inner",
     "gpt_bigcode": "n_inner",
+    "gptj": "n_inner",
     "opt": "ffn_dim",
 }
 # The keys that say whether there are biases, where they have other names, or what holds of every model of a family.
 O_BIAS: dict[str, str | bool] = {
     **dict.fromkeys(("phi", "gpt2", "gpt_bigcode"), True),
+    "gptj": False,
     "falcon": "bias",
     "opt": "enable_bias",
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
@@ -161,7 +163,7 @@ O_BIAS: dict[str, str | bool] = {
     **dict.fromkeys(("helium", "glm", "glm4", "glm4_moe", "solar_open", "lfm2", "mixtral", "nemotron_h"), False),
 }
 MLP_BIAS: dict[str, str | bool] = {
-    **dict.fromkeys(("phi", "gpt2", "gpt_bigcode", "gpt_neox"), True),
+    **dict.fromkeys(("phi", "gpt2", "gpt_bigcode", "gptj", "gpt_neox"), True),
     "opt": "enable_bias",
     "falcon": "bias",
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
@@ -207,18 +209,18 @@ def base_config(architecture: str) -> dict[str, Any]:
         special["num_kv_shared_layers"] = 0
     if kind == "falcon":
         special |= {"new_decoder_architecture": True, "num_kv_heads": 8, "ffn_hidden_size": 88, "bias": True}
-    if kind in ("gpt2", "gpt_bigcode"):
-        special |= {"n_embd": 128, "n_layer": 6, "n_head": 32, "n_positions": 256, "n_inner": 88}
+    if kind in ("gpt2", "gpt_bigcode", "gptj"):
+        special |= {"rotary_dim": 4, "n_embd": 128, "n_layer": 6, "n_head": 32, "n_positions": 256, "n_inner": 88}
     if kind == "gpt_neox":
         special |= {"rotary_pct": 1.0, "rotary_emb_base": 77.0}
     found = {"architectures": [architecture], "model_type": kind, **KEYS, **special}
     if kind == "opt":
         special["ffn_dim"] = 88
-    if kind in ("falcon", "gpt_neox", "gpt2", "gpt_bigcode", "opt"):  # which have no such keys
+    if kind in ("falcon", "gpt_neox", "gpt2", "gpt_bigcode", "gptj", "opt"):  # which have no such keys
         del found["head_dim"], found["num_key_value_heads"]
     if kind == "opt":
         del found["rope_theta"]
-    if kind in ("gpt2", "gpt_bigcode"):
+    if kind in ("gpt2", "gpt_bigcode", "gptj"):
         for key in ("rope_theta", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
             del found[key]
     if "num_experts_per_tok" in special:  # whose head_dim is one of two others, and not read
@@ -495,9 +497,13 @@ def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: 
         read += 1
     none_may_be_null = how == "null" and architecture == "Mamba2ForCausalLM"
     assert read >= (0 if none_may_be_null else 1 if how == "as it is" else 5)
-    fewest = {"FalconForCausalLM": 6, "OPTForCausalLM": 6, "GPT2LMHeadModel": 2, "GPTBigCodeForCausalLM": 2}.get(
-        architecture, 8
-    )  # most keys are optional, or not there
+    fewest = {
+        "FalconForCausalLM": 6,
+        "OPTForCausalLM": 6,
+        "GPT2LMHeadModel": 2,
+        "GPTBigCodeForCausalLM": 2,
+        "GPTJForCausalLM": 2,
+    }.get(architecture, 8)  # most keys are optional, or not there
     assert refused >= (fewest if how == "null" else 0)
 
 

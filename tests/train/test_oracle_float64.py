@@ -28,7 +28,7 @@ from wgrad.train.model.model import Model
 torch = oracle_package("torch")
 
 # transformers has numbers of these in float32: multipliers of Mamba-2, DeepSeek V2's rotation, factors of positions,
-# constants of Gemma 3n.
+# constants of Gemma 3n, tables of angles of GPT-J. And gelu_fast has a constant of 10 digits.
 ROUNDED = (
     "deepseek_v2",
     "deepseek_v2_lite",
@@ -36,6 +36,8 @@ ROUNDED = (
     "falcon_h1_no_norm",
     "falcon_h1_norm_first",
     "gemma3n",
+    "gpt_neox_sequential",
+    "gptj",
     "ministral3",
 )
 MORE = {

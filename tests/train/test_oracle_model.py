@@ -200,6 +200,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gpt_bigcode": {"architecture": "GPTBigCodeForCausalLM"},
     "gpt_bigcode_heads": {"architecture": "GPTBigCodeForCausalLM", "multi_query": False, "tie_word_embeddings": True},
+    "gptj": {"architecture": "GPTJForCausalLM"},
     "opt": {"architecture": "OPTForCausalLM"},
     "opt_plain": {
         "architecture": "OPTForCausalLM",

@@ -88,6 +88,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt_neox": {**_IDS, "hidden_act": "gelu", "rotary_pct": 0.5, "layer_norm_eps": 1e-4},
     "gpt2": {**_IDS, "activation_function": "gelu_new", "n_inner": 88, "layer_norm_epsilon": 1e-4},
     "gpt_bigcode": {**_IDS, "n_inner": 88, "layer_norm_epsilon": 1e-4},
+    "gptj": {**_IDS, "n_inner": 88, "layer_norm_epsilon": 1e-4, "rotary_dim": 6, "activation_function": "gelu_new"},
     "opt": {**_IDS, "ffn_dim": 88, "activation_function": "relu"},
     "falcon": {
         **_IDS,
@@ -280,7 +281,7 @@ _GPT2 = (
 BEGINNINGS = {
     "opt": (("model.", "model.decoder."),),
     "gpt_neox": (("model.embed_tokens.", "gpt_neox.embed_in."), ("model.", "gpt_neox.")),
-    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj"), _GPT2),
     "falcon": (
         ("model.embed_tokens.", "transformer.word_embeddings."),
         ("model.layers.", "transformer.h."),

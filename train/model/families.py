@@ -63,7 +63,7 @@ from wgrad.train.model.layer_norm_keys import (
     StableLmFile,
     Starcoder2File,
 )
-from wgrad.train.model.learned_positions_keys import Gpt2File, GptBigCodeFile, OptFile
+from wgrad.train.model.learned_positions_keys import Gpt2File, GptBigCodeFile, GptJFile, OptFile
 from wgrad.train.model.lfm2_keys import Lfm2File, Lfm2MoeFile
 from wgrad.train.model.lfm3_keys import Lfm3File
 from wgrad.train.model.llama4_keys import Llama4File
@@ -244,6 +244,7 @@ FAMILIES = {
     "GPTBigCodeForCausalLM": Family(
         "gpt_bigcode", GptBigCodeFile, GptBigCodeFile.variant, "starcoder", "StarCoder 1", in_peft="transformer.h."
     ),
+    "GPTJForCausalLM": Family("gptj", GptJFile, GptJFile.variant, "", "GPT-J", in_peft="transformer.h."),
     "OPTForCausalLM": Family("opt", OptFile, OptFile.variant, "", "OPT", in_peft="model.decoder."),
     "FalconForCausalLM": Family(
         "falcon", FalconFile, FalconFile.variant, "falcon", "Falcon 7B to 180B, Falcon 2", in_peft="transformer.h."

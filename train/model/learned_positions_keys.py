@@ -1,10 +1,11 @@
-"""GPT-2, GPT-BigCode and OPT: the keys of their config.json, and their differences from Llama.
+"""GPT-2, GPT-BigCode, GPT-J and OPT: the keys of their config.json, and their differences from Llama.
 
-They have embeddings of positions instead of rotary embeddings.
+All but GPT-J have embeddings of positions instead of rotary embeddings.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from wgrad.train.model.config_file import ConfigFile, Count, Epsilon, Positions,
 
 
 class LearnedPositionsFile(ConfigFile, kw_only=True):
-    """Keys common to families with embeddings of positions. Heads have hidden_size / num_attention_heads numbers."""
+    """Keys common to these families. Heads have hidden_size / num_attention_heads numbers."""
 
     intermediate_size: Any = None  # ignored, as the next ones
     num_key_value_heads: Any = None
@@ -104,6 +105,58 @@ class Gpt2File(LearnedPositionsFile, kw_only=True):
                 ("model.layers.", ("transformer.h.", "h.")),
                 ("model.ln_f.", ("transformer.ln_f.", "ln_f.")),
                 ("model.wpe.", ("transformer.wpe.", "wpe.")),
+            ),
+        }
+
+
+class GptJFile(Gpt2File, kw_only=True):
+    """Keys of GPT-J, which has rotary embeddings. rotary_dim: how many numbers of a head are rotated."""
+
+    partial_rotary: ClassVar[bool] = True
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    dropouts: ClassVar[Mapping[str, float]] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    vocab_size: Vocabulary = 50_400
+    n_embd: Width = 4096
+    n_layer: Count = 28
+    n_head: Count = 16
+    n_positions: Positions = 2048
+    tie_word_embeddings: bool = False
+    scale_attn_weights: Any = None  # ignored
+    rotary_dim: Width = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        width = self.attention_sizes[2]
+        if self.rotary_dim % 2 or self.rotary_dim > width:
+            raise ValueError(f"rotary_dim must be even and at most {width}, a head's numbers; got {self.rotary_dim}")
+        part = self.rotary_dim / width
+        # As a factor, of which the product with the width must not lie below rotary_dim.
+        self.partial_rotary_factor = part if int(width * part) == self.rotary_dim else math.nextafter(part, 1.0)
+
+    def variant(self) -> dict[str, Any]:
+        """Return the `ModelConfig` fields of GPT-J (Wang and Komatsuzaki, 2021)."""
+        assert self.hidden_size and self.num_hidden_layers
+        return {
+            **LearnedPositionsFile.variant(self),
+            "rms_norm_eps": self.layer_norm_epsilon,
+            "intermediate_size": self.n_inner or 4 * self.hidden_size,
+            "use_rope": (True,) * self.num_hidden_layers,
+            "interleaved": True,
+            "parallel": True,
+            "attention": "attn",
+            "o_proj": "attn.out_proj",
+            "up_proj": "mlp.fc_in",
+            "down_proj": "mlp.fc_out",
+            "attention_norm": "ln_1",
+            "mlp_norm": "ln_1",
+            "mlp_bias": True,
+            "head_bias": True,
+            "final_norm": "model.ln_f",
+            "embedding": "model.wte",
+            "file_names": (
+                ("model.embed_tokens.", ("transformer.wte.",)),
+                ("model.layers.", ("transformer.h.",)),
+                ("model.", ("transformer.",)),
             ),
         }
 
