@@ -28,6 +28,7 @@ from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model import load_streamed as module
+from wgrad.train.model.host_layers import ResidentLayer
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_streamed import cached_files, chosen_share, load_streamed
 from wgrad.train.model.load_weights import load_frozen
@@ -273,6 +274,18 @@ def test_weights_that_stay_are_stacked_once(make_checkpoint: Any, card: Any) -> 
         texts.append(list(generate_ids(built, [5, 6, 7], 8, GREEDY)))
     assert texts[0] == texts[1]
     assert sum(name.endswith(f"{QKV}.weight") for name in built.weights._layer_of) == 2
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_nothing_moves_where_device_and_host_share_memory(make_checkpoint: Any, card: Any, shared: bool) -> None:
+    folder, dry = make_checkpoint(**SHAPE), card.dry_run()
+    dry.shared_memory = shared
+    config = options(stream_weights="on", offload_activations=True, resident_layers=2)
+    built = build_trainable(config, load_model_config(folder), folder, dry, positions=21, contents=False)
+    weights = built.model.weights
+    assert (built.model.offload > 0, isinstance(weights, StreamedWeights)) == (not shared, not shared)
+    if isinstance(weights, StreamedWeights):
+        assert sum(isinstance(layer, ResidentLayer) for layer in weights._layers) == 2
 
 
 def test_layers_come_one_ahead_in_both_directions_and_no_oftener(
