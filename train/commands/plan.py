@@ -72,6 +72,7 @@ def _plan(config: RunOptions, folder: Path, device: Device, run_device: str, dis
     if note := beyond_positions(config.max_length, model_config):
         display.say(note)
     limit = room_of(config, device).limit
+    display.say("planning: first the run, then what is the most that fits and other settings; no weights are read")
     with display.phase("planning", unit="settings tried") as phase:
         plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
         assert plan is not None
