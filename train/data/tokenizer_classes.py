@@ -23,17 +23,17 @@ _REGISTERED = {
     kind: name
     for name, kinds in {
         "Cohere": "aya_vision cohere cohere2",
-        "GPT2": "jais2 phi starcoder2",
-        "GPTNeoX": "mamba2 olmo olmoe",
+        "GPT2": "gpt2 gptj jais2 opt phi starcoder2",
+        "GPTNeoX": "gpt_neox mamba2 olmo olmoe",
         "Gemma": "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text",
         "Llama": "idefics2",
         "Qwen2": """internvl lighton_ocr ovis2 qianfan_ocr qwen2 qwen2_5_omni qwen2_5_vl qwen2_moe qwen2_vl qwen3
             qwen3_moe qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe""",
         "Qwen3_5": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text",
-        "": """ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe granite granitemoe
-            granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder kimi_k25 llava llava_next minicpm3
-            minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3
-            olmo_hybrid phi3 phimoe smolvlm stablelm vipllava""",
+        "": """ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe gpt_bigcode granite
+            granitemoe granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder kimi_k25 llava llava_next
+            minicpm3 minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3 mistral mistral3 mixtral nemotron olmo2
+            olmo3 olmo_hybrid phi3 phimoe smolvlm stablelm vipllava""",
     }.items()
     for kind in kinds.split()
 }
