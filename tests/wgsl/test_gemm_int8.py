@@ -119,12 +119,14 @@ def test_what_is_not_finite_stays_so(device: Any, bad: float, backward: bool) ->
     assert not np.isfinite(found[37]).any() and np.isfinite(np.delete(found, 37, axis=0)).all()
 
 
-def shaders(device: Any, rows: int, width: int = 136, parts: tuple[int, ...] = ()) -> set[str]:
+def shaders(
+    device: Any, rows: int, width: int = 136, parts: tuple[int, ...] = (), outputs: int = 128, dtype: Any = F32
+) -> set[str]:
     """Return the shaders that a GEMM launches in a dry run. parts: rows of each weight of a stack."""
     dry = device.dry_run()
-    weight = formats()["nf4"].quantize(np.ones((128, width), F32), 64, False).map_arrays(dry.upload)
+    weight = formats()["nf4"].quantize(np.ones((outputs, width), F32), 64, False).map_arrays(dry.upload)
     weight = replace(weight, absmax=dry.empty((512,)), parts=parts) if parts else weight  # type: ignore[type-var]
-    dry.linear_quantized(dry.upload(np.ones((rows, width), F32)), weight)
+    dry.linear_quantized(dry.upload(np.ones((rows, width), dtype)), weight)
     return {variant.shader for variant in dry.variants}
 
 
@@ -137,11 +139,13 @@ def test_int8_serves_only_where_asked_and_worth_it(device: Any, wgpu_device: Any
 
 
 def test_rounded_operands_fit_a_binding(device: Any) -> None:
-    """A weight's, which is larger than the weight, and that of what it is multiplied with."""
-    for most, rows, is_used in ((65536, 128, True), (40000, 128, False), (65536, 300, False), (131072, 300, True)):
+    """A weight's, which is larger than the weight, and in float16 that of what it is multiplied with."""
+    cases = [(495_360, 640, F32, False), (495_616, 640, F32, True)]
+    cases += [(50_944, 136, F16, False), (51_200, 136, F16, True)] * device.float16
+    for most, side, dtype, is_used in cases:
         narrow = bind(WgpuDevice)(max_binding_bytes=most)
         narrow.round_products()
-        assert ("gemm_int8" in shaders(narrow, rows, 136)) == is_used, (most, rows)
+        assert ("gemm_int8" in shaders(narrow, LEAST_ROWS, side, outputs=side, dtype=dtype)) == is_used, (most, dtype)
 
 
 def test_few_tiles_are_split(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
