@@ -126,7 +126,7 @@ def test_what_is_kept_is_what_layers_multiply_with(
     monkeypatch.setattr(card, "dry_run", lambda: dry)
     config = options(keep_dequantized=True, gradient_checkpointing=True, **RUNS.get(run, {}))
     plan = run_dry(config, load_model_config(folder), folder, card, 8, None)
-    assert kept and all(used[id(weight)] > 4 for weight in kept)
+    assert kept and all(used[id(weight)] >= 4 for weight in kept)  # an evaluation, a sample, forward and backward
     rounded = 2 * 2 if run == "qat" else 0  # weights, which are decoded in each pass
     assert len({id(weight) for weight in decoded} - {id(weight) for weight in kept}) == rounded
     assert {id(weight) for weight in kept} <= {id(weight) for weight in decoded}
