@@ -17,7 +17,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 from wgrad.wgsl.runtime.transfers import SHADER, in_pieces
 
 _PLACEHOLDER_BYTES = 256  # no less than any uniform struct
-_THREADS = 8  # that compile at once, at most; the library releases Python's lock
+_THREADS = 16  # that compile at once, at most; the library releases Python's lock
 
 
 def prepare(device: Runtime, dry: DryRun, progress: Callable[[int, int], None] | None = None) -> int:
