@@ -300,7 +300,7 @@ def test_without_a_gpu_it_plans_for_one_that_is_elsewhere(
     assert cli.main([*options, "--json"]) == 0
     said = capsys.readouterr()
     assert "a GPU that is not here (no GPU works here" in said.err
-    assert "planning: first the run, then what is the most that fits and other settings" in said.err
+    assert "planning: first the run, then speed against memory, then the most that fits" in said.err
     for name in ("software", "shared_memory", "subgroups"):
         monkeypatch.setattr(fresh, name, False)
     plan = plan_run(

@@ -22,7 +22,7 @@ from wgrad.device.files import TEMPORARY
 from wgrad.device.memory import Block, Pool
 from wgrad.train.commands import cache as cache_command
 from wgrad.train.commands import cli
-from wgrad.train.commands.plan import curve, described, table
+from wgrad.train.commands.plan import curve, described, memory_table
 from wgrad.train.data import standard_input
 from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
@@ -371,8 +371,8 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
     (least,) = (speed for option, speed in points.items() if option.endswith("--stream-weights on"))
     (with_layers,) = (speed for option, speed in points.items() if f"--resident-layers {found[0]}" in option)
     assert with_layers >= least
-    described_as = {**described(plan, model), "limit_bytes": None, "lacks": [], "curve": []}
-    said = table(described_as, plan, model)
+    described_as = {**described(plan, model), "limit_bytes": None, "lacks": []}
+    said = memory_table(described_as, plan, model)
     assert f", weights of {found[0]} of 8 layers on the device:" in said and "read for a new token" in said
     whole = [*given_words, "--out", tmp_path / "whole", "--max-steps", 3, "--gradient-checkpointing"]
     assert cli.main([*map(str, whole)]) == 0

@@ -72,29 +72,45 @@ def _plan(config: RunOptions, folder: Path, device: Device, run_device: str, dis
     if note := beyond_positions(config.max_length, model_config):
         display.say(note)
     limit = room_of(config, device).limit
-    display.say("planning: first the run, then what is the most that fits and other settings; no weights are read")
-    with display.phase("planning", unit="settings tried") as phase:
+    show = _keep_quiet if as_json else _show
+    display.say("planning: first the run, then speed against memory, then the most that fits; no weights are read")
+    with display.phase("planning the run"):
         plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
-        assert plan is not None
-        found = {"device": device.description, "run_device": run_device, **described(plan, model_config)}
-        found |= {"limit_bytes": limit, "fits": []}
-        found["lacks"] = sorted(device.lacks)
-        found["tokens_per_step"] = plan.config.tokens_per_step
-        if limit is not None:
-            least = replace(plan.config, keep_dequantized=config.keep_dequantized)
-            fit = Fit(least, model_config, folder, device, PROMPT_TOKENS, limit)
-            for number, mode in enumerate(modes(config, device)):
-                phase.update(number)
-                lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
-                found["fits"].append({**mode, **lengths})
+    assert plan is not None
+    found = {"device": device.description, "run_device": run_device, **described(plan, model_config)}
+    found |= {"limit_bytes": limit, "fits": [], "lacks": sorted(device.lacks)}
+    found["tokens_per_step"] = plan.config.tokens_per_step
+    show(memory_table(found, plan, model_config))
+    with display.phase("planning speed against memory"):
         fit = Fit(config.with_batch(plan.config.batch_size), model_config, folder, device, PROMPT_TOKENS, limit or 0)
         rates = rates_of(device, config.compute)
         found["tokens_per_second"] = round(found["tokens_per_step"] / fit.seconds(plan, rates)) if rates else None
         found["curve"] = curve(fit, plan)
+    show(curve_table(found["curve"]))
+    if limit is None:
+        show("this device does not say how much memory it has: --vram SIZE tells what fits in so much")
+    else:
+        show(fits_heading(limit, config.max_length))
+        least = replace(plan.config, keep_dequantized=config.keep_dequantized)
+        fit = Fit(least, model_config, folder, device, PROMPT_TOKENS, limit)
+        for mode in modes(config, device):
+            with display.phase(f"planning the most with {words(mode)}"):
+                lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
+            found["fits"].append({**mode, **lengths})
+            show(fits_line(found["fits"][-1], model_config))
     for remark in not_cached():
         display.say(f"note: {remark}")
-    print(json.dumps(found) if as_json else harmless(table(found, plan, model_config)))
+    if as_json:
+        print(json.dumps(found))
     return 0
+
+
+def _show(text: str) -> None:
+    print(harmless(text), flush=True)  # what comes next takes seconds
+
+
+def _keep_quiet(text: str) -> None:
+    pass
 
 
 def curve(fit: Fit, chosen: Plan) -> list[dict[str, Any]]:
@@ -156,29 +172,35 @@ _PARTS = {
 }
 
 
-def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
-    """Return the table for people. found: the JSON object."""
-    config, recomputed, limit = plan.config, found["options"]["gradient_checkpointing"], found["limit_bytes"]
-    mode = mode_of(config) | {"gradient_checkpointing": recomputed}
+def memory_table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
+    """Return the batch that was chosen and the memory of the run, for people. found: the JSON object."""
+    config, limit = plan.config, found["limit_bytes"]
+    mode = mode_of(config) | {"gradient_checkpointing": found["options"]["gradient_checkpointing"]}
     lines = [line(config, mode, limit)] if config.chooses_batch and limit is not None else []
-    lines += _memory_lines(found, plan, model_config.num_hidden_layers)
-    lines.append(f"{'speed against memory, by prediction':<78}{'at most':>12}{'speed':>16}")
-    for point in found["curve"]:
+    return "\n".join([*lines, *_memory_lines(found, plan, model_config.num_hidden_layers)])
+
+
+def curve_table(points: list[dict[str, Any]]) -> str:
+    """Return speed against memory, for people."""
+    lines = [f"{'speed against memory, by prediction':<78}{'at most':>12}{'speed':>16}"]
+    for point in points:
         speed = point["tokens_per_second"]
         said = f"{100 * point['relative_speed']:.0f} %" if speed is None else f"{speed:,} tokens/s"
         lines.append(f"  {words(point):<76}{size(point['peak_bytes']):>12}{said:>16}")
-    if limit is None:
-        lines.append("this device does not say how much memory it has: --vram SIZE tells what fits in so much")
-        return "\n".join(lines)
-    lines.append(
-        f"{'within ' + size(limit):<44}{'--max-length, one sequence':>28}{f'--batch-size, of {config.max_length}':>24}"
-    )
-    for entry in found["fits"]:
-        longest, largest = entry["longest_seq_len"], entry["largest_batch_size"]
-        all_there_are = " (all positions)" if longest == model_config.positions else ""
-        cells = (f"{longest or 'none'}{all_there_are}", f"{largest or 'none'}{' or more' * (largest == MOST_ROWS)}")
-        lines.append(f"  {words(entry):<42}{cells[0]:>28}{cells[1]:>24}")
     return "\n".join(lines)
+
+
+def fits_heading(limit: int, max_length: int) -> str:
+    """Return the heading of the lines of `fits_line`."""
+    return f"{'within ' + size(limit):<44}{'--max-length, one sequence':>28}{f'--batch-size, of {max_length}':>24}"
+
+
+def fits_line(entry: dict[str, Any], model_config: ModelConfig) -> str:
+    """Return what is the most that fits with some options, for people. entry: of the JSON object."""
+    longest, largest = entry["longest_seq_len"], entry["largest_batch_size"]
+    all_there_are = " (all positions)" if longest == model_config.positions else ""
+    cells = (f"{longest or 'none'}{all_there_are}", f"{largest or 'none'}{' or more' * (largest == MOST_ROWS)}")
+    return f"  {words(entry):<42}{cells[0]:>28}{cells[1]:>24}"
 
 
 def _memory_lines(found: dict[str, Any], plan: Plan, layers: int) -> list[str]:
