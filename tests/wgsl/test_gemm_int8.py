@@ -140,7 +140,7 @@ def test_int8_serves_only_where_asked_and_worth_it(device: Any, wgpu_device: Any
 
 def test_rounded_operands_fit_a_binding(device: Any) -> None:
     """A weight's, which is larger than the weight, and in float16 that of what it is multiplied with."""
-    cases = [(495_360, 640, F32, False), (495_616, 640, F32, True)]
+    cases: list[tuple[int, int, Any, bool]] = [(495_360, 640, F32, False), (495_616, 640, F32, True)]
     cases += [(50_944, 136, F16, False), (51_200, 136, F16, True)] * device.float16
     for most, side, dtype, is_used in cases:
         narrow = bind(WgpuDevice)(max_binding_bytes=most)
