@@ -295,6 +295,25 @@ def pack(folder: Path, case: str) -> dict[str, np.ndarray]:
     return wanted
 
 
+def test_bitsandbytes_has_gpt_2s_projections_as_out_and_in(make_checkpoint: Any) -> None:
+    """Float weights, here those of other modules, are the other way. One of them is a square, which fits both ways."""
+    folder, draw = make_checkpoint("GPT2LMHeadModel"), np.random.default_rng(4)
+    arrays = {name: np.array(entry.array()) for name, entry in read_entries(folder / "model.safetensors", "").items()}
+    wanted = {}
+    for module in ("h.0.attn.c_proj", "h.1.mlp.c_fc"):
+        shape = arrays.pop(f"transformer.{module}.weight").shape[::-1]
+        parts, wanted[module] = of_bitsandbytes(shape, draw)
+        arrays |= {f"transformer.{module}.{part}": value for part, value in parts.items()}
+    write(folder / "model.safetensors", arrays)
+    raw = json.loads((folder / "config.json").read_text()) | {"quantization_config": CASES["bitsandbytes"][1]}
+    (folder / "config.json").write_text(json.dumps(raw))
+    files, _, _ = open_files(folder, load_model_config(folder))
+    for module, value in wanted.items():
+        assert np.array_equal(files.entry(f"model.{module.replace('h.', 'layers.', 1)}.weight").array(), value)
+    floats = files.entry("model.layers.0.mlp.c_fc.weight").array()
+    assert np.array_equal(floats, arrays["transformer.h.0.mlp.c_fc.weight"].T)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_the_formats_rules(
     case: str, make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch

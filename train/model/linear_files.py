@@ -15,6 +15,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_files import GgufEntry
 from wgrad.train.files.input_files import one_line
 from wgrad.train.files.nf4_files import is_nf4
+from wgrad.train.files.packed_files import PackedEntry
 from wgrad.train.files.safetensors_files import TensorEntry, TensorSource
 from wgrad.train.model.expert_files import StackedEntry, TransposedEntry
 from wgrad.train.model.linear_attention import LinearAttention
@@ -76,13 +77,14 @@ def with_linear(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict
 def with_transposed(entries: dict[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
     """Return entries with the projections as [out, in], for families whose files have them the other way.
 
-    GGUF and bitsandbytes have them as [out, in].
+    GGUF and quantized files, bitsandbytes' for one, have them as [out, in].
     """
     found = dict(entries)
     for spec in weight_specs(config) if config.transposed else ():
         entry = entries.get(spec.name)
-        same = entry is None or isinstance(entry, GgufEntry) or is_nf4(entries, spec.name)
-        if spec.kind == "projection" and entry is not None and len(entry.shape) == 2 and not same:
+        if spec.kind != "projection" or entry is None or len(entry.shape) != 2:
+            continue
+        if not isinstance(entry, (GgufEntry, PackedEntry)) and not is_nf4(entries, spec.name):
             found[spec.name] = TransposedEntry.of(entry)
     return found
 
