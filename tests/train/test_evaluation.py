@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from tests.train.conftest import scale_last_norm
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Document
+from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan.plan import SAMPLE_TOKENS
 from wgrad.train.run import evaluation
 from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.terminal.progress import Phase
@@ -128,6 +131,25 @@ def test_samples_show_the_control_tokens_that_a_model_writes(
     samples = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     samples = [sample for sample in samples if "text" in sample]
     assert samples and all("<|end|>" in sample[key] for sample in samples for key in ("prompt", "text"))
+
+
+def test_a_sample_of_a_long_prompt_ends_at_the_last_position(
+    make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model with embeddings of positions continues the end of the prompt."""
+    prompts, tokens = list[list[int]](), 91
+
+    def noted(model: object, prompt: list[int], *_: object) -> Iterator[int]:
+        prompts.append(prompt)
+        return iter([8])
+
+    monkeypatch.setattr(evaluation, "generate_ids", noted)
+    data, text = tmp_path / "long.jsonl", "the quick brown fox " * 3 + "end"
+    data.write_text(json.dumps({"prompt": text, "completion": "a"}) + "\n")
+    model = make_checkpoint("GPT2LMHeadModel", n_positions=tokens, max_position_embeddings=tokens)
+    assert finetune(tmp_path / "out", model, data, "--max-steps", 1, "--eval-fraction", 0) == 0
+    ids = load_tokenizer(model).encode(text)
+    assert len(ids) > tokens - SAMPLE_TOKENS and prompts[0] == ids[SAMPLE_TOKENS - tokens :]
 
 
 def test_the_sample_can_be_left_out(

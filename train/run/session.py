@@ -252,7 +252,10 @@ def _sample_prompts(
         return prompts
     document = (data.held_out or data.train)[0].parts[0]
     before = next((i for i, learned in enumerate(document.loss_mask) if learned), 0)
-    return [[int(i) for i in document.ids[: before or min(PROMPT_TOKENS, (len(document) + 1) // 2)]]]
+    prompt = [int(i) for i in document.ids[: before or min(PROMPT_TOKENS, (len(document) + 1) // 2)]]
+    if model_config.position_table:  # there are no embeddings beyond: the prompt's end is continued
+        prompt = prompt[-max(1, model_config.positions - SAMPLE_TOKENS) :]
+    return [prompt]
 
 
 def offload_remark(config: RunOptions, device: Device) -> str:
