@@ -57,6 +57,9 @@ def test_special_tokens_map_where_the_configuration_says_nothing(make_tokenizer)
 def test_missing_and_broken_files_are_explained(tmp_path: Path, make_tokenizer) -> None:
     with pytest.raises(WgradError, match="has no tokenizer.json: copy"):
         load_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text("{}")  # as OPT is published
+    with pytest.raises(WgradError, match=r"vocab.json but no tokenizer.json: convert it once .*save_pretrained"):
+        load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(WgradError, match="tokenizer.model but no tokenizer.json: convert"):
         load_tokenizer(tmp_path)

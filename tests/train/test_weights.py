@@ -249,7 +249,7 @@ def test_a_folder_without_weights_is_refused(make_checkpoint: Any) -> None:
     with pytest.raises(WgradError, match="has neither .* nor a .gguf file: fetch it"):
         load(folder)
     (folder / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(WgradError, match="pytorch_model.bin is of another format: convert it to safetensors"):
+    with pytest.raises(WgradError, match="pytorch_model.bin is of another format: convert it to safetensors with"):
         load(folder)
 
 

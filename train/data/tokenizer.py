@@ -374,11 +374,12 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     """
     folder = Path(folder)
     if not exists(folder / "tokenizer.json", "--model"):
-        if exists(folder / "tokenizer.model", "--model"):
-            raise WgradError(
-                f"--model: {folder} has tokenizer.model but no tokenizer.json: convert it once with transformers "
-                "(AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)), or take a repository that has it"
-            )
+        for other in ("tokenizer.model", "vocab.json"):
+            if exists(folder / other, "--model"):
+                raise WgradError(
+                    f"--model: {folder} has {other} but no tokenizer.json: convert it once with transformers "
+                    "(AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)), or take a repository that has it"
+                )
         raise WgradError(f"--model: {folder} has no tokenizer.json: copy the tokenizer's files next to the weights")
     backend, config, has_known_cost = read_backend(folder)
     tokenizer = Tokenizer(backend, config, read_templates(folder, config), str(folder), has_known_cost)

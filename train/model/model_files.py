@@ -129,7 +129,8 @@ class ModelFiles:
         if whole:
             return whole
         others = [name for name in names if name.endswith(".bin")]
-        hint = f"; {others[0]} is of another format: convert it to safetensors" if others else ""
+        convert = "convert it to safetensors with transformers (from_pretrained(DIR), save_pretrained(DIR))"
+        hint = f"; {others[0]} is of another format: {convert}" if others else ""
         raise WgradError(
             f"--model: {self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE} nor a {GGUF} file{hint or ': fetch it'}"
         )
