@@ -503,6 +503,13 @@ def test_few_dry_runs_of_all_layers_find_what_fits(architecture: str, make_check
     assert kept.plan(gradient_checkpointing=False, offload_activations=False, stream_weights="off") is not None
 
 
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "Mamba2ForCausalLM"])
+def test_models_whose_files_have_other_names_are_shortened(architecture: str, make_checkpoint: Any) -> None:
+    folder = make_checkpoint(architecture, num_hidden_layers=11)
+    shorter = fewer_layers.Shorter.of(load_model_config(folder), folder)
+    assert shorter is not None and (shorter.model.num_hidden_layers, shorter.left_out) == (2, 9)
+
+
 def test_what_a_binding_cannot_hold_does_not_fit(
     make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

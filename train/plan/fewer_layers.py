@@ -16,7 +16,7 @@ from wgrad.device.errors import DoesNotFit
 from wgrad.device.memory import size_class
 from wgrad.train.files.gguf_files import GgufEntry
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.model.model_files import open_files
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.plan import Plan, run_dry
@@ -36,7 +36,7 @@ class Shorter:
 
     @classmethod
     def of(cls, model: ModelConfig, folder: str | os.PathLike[str]) -> Shorter | None:
-        """Shorten a model; None: its layers do not repeat often enough. WgradError: as `ModelFiles`."""
+        """Shorten a model; None: its layers do not repeat often enough. WgradError: as `open_files`."""
         layers = model.num_hidden_layers
         if any(model.kv_source(layer) != layer for layer in range(layers)):
             return None
@@ -56,8 +56,7 @@ class Shorter:
 def _kinds(model: ModelConfig, folder: str | os.PathLike[str]) -> list[Any]:
     """Return the kind of each layer: its entries in lists of the configuration, and how files store its tensors."""
     layers = model.num_hidden_layers
-    files = ModelFiles(folder)
-    files.check(model)
+    files, _, _ = open_files(folder, model)
     stored: list[list[Any]] = [[] for _ in range(layers)]
     for spec in weight_specs(model):
         prefix, _, rest = spec.name.removeprefix("model.layers.").partition(".")
