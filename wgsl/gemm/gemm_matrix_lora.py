@@ -125,7 +125,7 @@ def launch(
     starts = [*starts[1:-1], shares, shares][:2]
     of_shares, of_blocks = device.empty((shares, rows, rank)), device.empty((blocks, columns, rank))
     constants = tile.constants() | constant_of(device.matrix_shape)
-    bounds = part_bounds(parts if len(parts) > 1 else (), columns)
+    bounds = part_bounds(parts, columns)
     work = 4.0 * rows * columns * rank
     for first, end in range_parts(blocks, work, device.dispatch_work):
         sizes = [rows, columns, rank, u.shape[1], *bounds, *starts, share, first, 0]

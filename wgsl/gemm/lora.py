@@ -45,15 +45,15 @@ def lora_grads(
     out: Array | None,
     accumulate: bool,
 ) -> tuple[Array, Array]:
-    if gemm_matrix_lora.served(device, dy, b):
-        du, db = device.empty(u.shape), device.empty(b.shape) if out is None else out
-        gemm_matrix_lora.launch(device, dy, b, u, parts, alpha, du, db, accumulate)
-        return du, db
-    if parts:
+    at_once = gemm_matrix_lora.served(device, dy, b)
+    if parts and not at_once:
         return lora_du(device, dy, b, parts, alpha), lora_db(device, dy, u, parts, out, accumulate)
     du, db = device.empty(u.shape), device.empty(b.shape) if out is None else out
-    matmul(device, dy, b, Epilogue(du, alpha))
-    matmul(device, dy, u, Epilogue(db, accumulate=accumulate), trans_a=True)
+    if at_once:
+        gemm_matrix_lora.launch(device, dy, b, u, parts, alpha, du, db, accumulate)
+    else:
+        matmul(device, dy, b, Epilogue(du, alpha))
+        matmul(device, dy, u, Epilogue(db, accumulate=accumulate), trans_a=True)
     return du, db
 
 
