@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +22,7 @@ from wgrad.wgsl.gemm import gemm, gemm_matrix, plan
 from wgrad.wgsl.loss import loss
 from wgrad.wgsl.moe import grouped
 
+BF16 = np.dtype(ml_dtypes.bfloat16)
 ROWS, OUT, IN = 24, 64, 256
 
 
@@ -283,7 +285,7 @@ def test_an_output_layer_is_kept_in_blocks_with_the_same_loss(
     monkeypatch.setattr(loss, "CHUNK_BYTES", 4 * 128 * vocab)
     x = device.upload(rng.standard_normal((rows, 64)).astype(np.float16))
     targets = device.upload(rng.integers(0, vocab, rows).astype(np.int32))
-    memory = device.upload(rng.standard_normal((vocab + 1) * 64).astype(ml_dtypes.bfloat16))
+    memory = device.upload(rng.standard_normal((vocab + 1) * 64).astype(BF16))
     head = device.view(memory, (vocab, 64), 64)
 
     def results(head: Any = head) -> list[np.ndarray]:
@@ -307,7 +309,62 @@ def test_an_output_layer_is_kept_in_blocks_with_the_same_loss(
     in_blocks.clear()
     assert not same(results(device.view(memory, (vocab, 64))), expected) and not any(in_blocks)
     with pytest.raises(DeviceError, match="was written to"):
-        device.copy(device.upload(np.zeros((vocab, 64), ml_dtypes.bfloat16)), head)
+        device.copy(device.upload(np.zeros((vocab, 64), BF16)), head)
     device.forget_dequantized()
     in_blocks.clear()
     assert same(results(), expected) and not any(in_blocks)
+
+
+def test_blocks_are_left_where_a_matmul_is_not_in_float16(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a bias, the gradients of the logits are in float32. Tensor cores may be turned off later (`turn_off`)."""
+    dry, launch, found = matrix_device.dry_run(), gemm.launch, list[bool]()
+
+    def noted(device: Any, chosen: plan.Plan, *given: Any) -> None:
+        found.append(chosen.gemm.in_blocks)
+        launch(device, chosen, *given)
+
+    def in_blocks(dtype: Any, bias: Any = None) -> list[bool]:
+        found.clear()
+        dry.linear_cross_entropy(dry.empty((90, 64), dtype), head, targets, bias=bias, need_dbias=bias is not None)
+        return list(found)
+
+    monkeypatch.setattr(gemm, "launch", noted)
+    head, targets = dry.empty((96, 64), BF16), dry.zeros((90,), np.int32)
+    dry.keep_dequantized(head, 90, np.float16)
+    assert in_blocks(np.float16) == [True, True]
+    assert in_blocks(np.float16, dry.zeros((96,))) == [True, False]
+    assert in_blocks(np.float32) == [False, False]
+    monkeypatch.setattr(dry, "matrix_units", False)
+    assert not any(in_blocks(np.float16))
+
+
+def test_only_output_layers_that_tensor_cores_round_are_kept(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = matrix_device
+
+    def nbytes(vocab: int = 96, width: int = 64, dtype: Any = BF16) -> int:
+        head = device.empty((vocab, width), dtype)
+        before = device.memory().in_use_bytes
+        device.keep_dequantized(head, 150, np.float16)
+        taken = device.memory().in_use_bytes - before
+        device.forget_dequantized()
+        assert taken == device.dequantized_bytes(head, 150, np.float16)
+        return taken
+
+    assert nbytes() == size_class(2 * 96 * 64)
+    assert not (nbytes(88) or nbytes(width=72) or nbytes(dtype=np.float16) or nbytes(dtype=np.float32))
+    for most, is_kept in ((2 * 96 * 64, True), (2 * 96 * 64 - 1, False)):
+        monkeypatch.setattr(device, "max_binding_bytes", most)
+        assert bool(nbytes()) == is_kept
+    monkeypatch.undo()
+    monkeypatch.setattr(device, "matrix_units", False)
+    assert not nbytes()
+
+
+def test_as_many_whole_chunks_as_fit_a_binding_are_computed_at_once() -> None:
+    def chunks(n: int, most: int) -> int:
+        return loss._chunks_at_once(SimpleNamespace(max_binding_bytes=4 * 96 * 128 * most), n, 128, 96)  # type: ignore[arg-type]
+
+    assert [chunks(128 * n, 9) for n in (12, 9, 6, 7)] == [4, 3, 3, 1] and chunks(128 * 12 + 1, 9) == 1
+    assert [chunks(128 * 12, most) for most in (4, 3, 2, 1)] == [4, 3, 2, 1]
