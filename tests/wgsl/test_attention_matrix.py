@@ -229,6 +229,8 @@ def test_shapes_get_their_tiles_on_tensor_cores(matrix_device: Any) -> None:
     assert [rows("dkv", 1, queries, 32, 128) for queries in (16, 1023, 1024)] == [64, 64, 128]
     assert [tile("dkv", 1, 1024, 32, width).subgroups for width in (64, 128)] == [4, 8]  # two of four run at once
     assert [tile("dkv", 1, 1023, 32, width).pairs for width in (64, 128)] == [True, False]
+    alone = tile("dkv", 1, 1024, 32, 64, lanes=8)  # which share nothing in pairs
+    assert (alone.subgroups, alone.columns) == (8, 16)
     assert rows("dkv", 1, 1024, 32, 128, lanes=64) == rows("dkv", 1, 1024, 32, 128, memory=32768) == 64
     assert rows("dkv", 1, 64, 2, 128, memory=16384) == 32
     assert rows("dkv", 1, 64, 2, 128, memory=16000) is None  # its tiles do not fit
