@@ -27,6 +27,7 @@ from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_lora, gemm_matrix_skinny, g
 from wgrad.wgsl.gemm.gemm import matmul
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_tile import SMALL
+from wgrad.wgsl.moe import grouped
 from wgrad.wgsl.runtime.compile import assemble, read_source
 
 
@@ -452,11 +453,21 @@ def test_workgroup_memory_is_what_the_shader_declares(
     monkeypatch.setattr(matrix_device, "launch", noted)
     a, out = matrix_device.empty((64, 256), np.float16), matrix_device.empty((64, 256), np.float16)
     weight = formats()[format].quantize(np.ones((256, 256), np.float32), 64, nested).map_arrays(matrix_device.upload)
+
+    def check(tile: gemm_matrix.MatrixTile) -> None:
+        tables = 64 * (format == "nf4") + 1024 * (nested and tile.scales_inside)
+        assert declared_bytes(texts[-1]) == tile.workgroup_bytes(False, trans_b) + tables <= tile.most_workgroup_bytes
+
     tiles = (gemm_matrix.NARROW, *gemm_matrix.WEIGHT_TILES[16], *gemm_matrix.FEW_ROWS_TILES[:: 1 if trans_b else 3])
     for tile in (*tiles, gemm_matrix.LARGE, gemm_matrix.MEDIUM):
         matmul(matrix_device, a, weight, Epilogue(out), trans_b=trans_b, tile=tile, splits=1)
-        tables = 64 * (format == "nf4") + 1024 * (nested and tile.scales_inside)
-        assert declared_bytes(texts[-1]) == tile.workgroup_bytes(False, trans_b) + tables <= tile.most_workgroup_bytes
+        check(tile)
+    multiply = matrix_device.grouped_linear if trans_b else matrix_device.grouped_linear_backward
+    rows, start = matrix_device.empty((64, 256 if trans_b else 128), np.float16), matrix_device.empty((3,), np.int32)
+    for tile in (grouped._WEIGHTS_ABOUT, grouped._ARRAYS_ABOUT_FORWARD):  # with rows in addition
+        monkeypatch.setattr(grouped, "_matrix_tile", lambda *_, tile=tile: tile)
+        multiply(rows, weight, start)
+        check(tile)
 
 
 def test_tiles_fit_the_device() -> None:

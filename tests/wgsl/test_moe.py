@@ -66,10 +66,10 @@ def test_a_tile_may_hold_all_rows_of_an_expert(matrix_device: Any, monkeypatch: 
     assert "gemm_matrix" in matrix_device.launched
 
 
-# A tile of 32 rows with up to so many blocks of 16 more, and the rows of each expert: fewer than may be in addition, at
-# most as many as that, one more, and several tiles.
+# A tile of 64 or 32 rows with up to so many blocks of 16 more, and the rows of each expert: fewer than may be in
+# addition, at most as many as that, one more, and several tiles.
 TALLER = {
-    "forward": (MatrixTile(2, 2, 1, 2, 1, ahead=True, taller=2), (9, 64, 0, 97, 16)),
+    "forward": (MatrixTile(2, 2, 2, 2, 1, ahead=True, taller=2), (9, 96, 0, 97, 144)),
     "backward": (MatrixTile(1, 2, 2, 1, 1, 64, taller=1), (9, 33, 0, 80, 49, 15)),
 }
 
@@ -87,7 +87,7 @@ def test_last_rows_are_multiplied_with_the_tile_before(
     direction: str, lanes: int, format: str, matrix_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tile, rows = TALLER[direction]
-    sizes = (93, len(rows), 2, 72, 72)
+    sizes = (sum(rows) // 2, len(rows), 2, 72, 72)
     case = grouped_case(direction, "taller", sizes, F16, gather=direction == "forward", format=format, weight=F16)
 
     def build(rng: np.random.Generator) -> Inputs:
@@ -210,13 +210,14 @@ def test_last_rows_go_with_the_tile_before_where_that_was_faster(
     tile = plan_rows(128 * rows, weight=weight, trans_b=trans_b).tile
     assert isinstance(tile, MatrixTile) and (tile.taller, tile.ahead) == (taller, ahead)
     others = plan_rows(128 * rows, weight=weight, trans_b=trans_b, limits=replace(CORES, lanes=64)).tile
-    assert isinstance(others, MatrixTile) and others.ahead
+    assert isinstance(others, MatrixTile) and others.ahead and others.taller in (0, grouped._FORWARD.taller)
 
 
 def test_nf4_is_decoded_in_larger_units_where_rows_are_few() -> None:
     for rows, unit, table in ((3328, 32, False), (13312, 8, True), (16384, 16, True)):
         plan = plan_rows(rows, weight=NF4)
         assert (plan.unit, plan.table) == (unit, table)
+    assert plan_rows(32768, weight=NF4, trans_b=False).unit == 16  # on tiles for about as many rows
 
 
 def test_subgroups_of_64_lanes_get_tiles_that_were_timed() -> None:
@@ -238,9 +239,12 @@ def test_a_row_for_every_fourth_expert_is_a_gemv() -> None:
 def test_tiles_dealt_to_other_subgroups_load_all_of_their_rows() -> None:
     for lanes in LANES:
         names = ("OF_ARRAYS", "WHOLE", "FORWARD", "FORWARD_FEWER", "BACKWARD", "WEIGHTS_ABOUT")
-        for high in (getattr(grouped, f"_{name}") for name in names):
+        about = ("ARRAYS_ABOUT_FORWARD", "ARRAYS_ABOUT_BACKWARD")
+        for high in (getattr(grouped, f"_{name}") for name in (*names, *about)):
             dealt = high.for_lanes(lanes, 16)
             assert dealt.sub_m * dealt.sg_m == high.sub_m * high.sg_m and len(dealt.shorter) == len(high.shorter)
             for number, rows in enumerate(dealt.shorter, 1):
                 loaded = 8 * dealt.threads * int(dealt.expert_constants()[f"LOADS_A_{number}"])
                 assert 16 * rows * dealt.sg_m * dealt.k <= loaded <= dealt.m * dealt.k
+            extra = int(dealt.expert_constants().get("LOADS_EXTRA_TALLER", 0))
+            assert 8 * dealt.threads * extra >= 16 * dealt.taller * dealt.k
