@@ -66,9 +66,13 @@ def matrix_device(wgpu_device: Device, monkeypatch: pytest.MonkeyPatch) -> Itera
     def assemble(source: str, constants: dict) -> str:
         return emulated(plain(source, constants), constants.get("LANES", device.lanes))
 
-    def noted(shader: str, *arguments: Any, **options: Any) -> None:
+    def noted(
+        shader: str, arrays: Any, params: Any, groups: Any, constants: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         launched.add(shader)
-        launch(shader, *arguments, **options)
+        lanes = (constants or {}).get("LANES", device.lanes)
+        assert "matrix" not in shader or lanes == device.lanes, "the emulation would run a kernel for other subgroups"
+        launch(shader, arrays, params, groups, constants, **options)
 
     monkeypatch.setattr(wgsl_compile, "assemble", assemble)
     monkeypatch.setattr(device, "launch", noted)
