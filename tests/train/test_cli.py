@@ -90,6 +90,10 @@ def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> Non
         ),
         (["finetune", *NEEDED, "--data=d", "e"], "unknown argument e (write --data before each value"),
         (["finetune", *NEEDED, "--out", "my", "run"], "unknown argument run (--out takes one value: put a value with"),
+        (
+            ["finetune", "--epochs", "run", *NEEDED, "--out", "my", "run"],
+            "unknown argument run (--out takes one value: put a value with",
+        ),
         (["finetune", *NEEDED, "--full", "x"], "unknown argument x: see wgrad finetune --help"),
         (["--bogus"], "unknown argument --bogus"),
         (["finetune", "--epoch", "3", *NEEDED], "unknown argument --epoch (did you mean --epochs?)"),

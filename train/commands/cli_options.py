@@ -119,9 +119,11 @@ class Parser(argparse.ArgumentParser):
 
     def _second_value(self, word: str, words: Sequence[str]) -> str:
         """Return how to write a word that follows the one value of an option; "" if it does not."""
-        before = words[: words.index(word)] if word in words else []
+        options = self._option_string_actions
+        places = (n for n in range(1, len(words)) if words[n] == word and words[n - 1] not in options)
+        before = words[: next(places, 0)]  # right after an option, it is that one's value
         name = next((text for text in reversed(before) if text.startswith("--")), "").partition("=")[0]
-        action = self._option_string_actions.get(name)
+        action = options.get(name)
         if action is None or action.nargs is not None:
             return ""
         if isinstance(action, argparse._AppendAction):
