@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.train.conftest import tiny_config
 from tests.wgsl.launches import launched
 from wgrad.device.errors import WgradError
 from wgrad.device.memory import Array
 from wgrad.train.data.packing import Batch, Step
-from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan import fastest
 from wgrad.train.plan.fit import Fit, words
 from wgrad.train.plan.plan import Plan, plan_run, run_dry
 from wgrad.train.plan.settle import Settled, settle
@@ -266,3 +269,13 @@ def test_small_weights_and_recomputed_layers_come_first(make_checkpoint: Any) ->
     share = first / sum(candidate.uses * candidate.elements for candidate in every)
     assert kept_share(RunOptions(keep_dequantized=1), model, 1) == share
     assert kept_share(RunOptions(keep_dequantized=True, full=True), model, 1) == 0
+
+
+def test_a_bound_of_the_speed_leaves_no_room_for_the_output_layer() -> None:
+    """Many devices keep nothing of it: with room for it alone, they keep all weights of the layers."""
+    fit = SimpleNamespace(model_config=parse_model_config(tiny_config(num_hidden_layers=2, vocab_size=5000)))
+    head, *others = candidates(fit.model_config, 0)
+    kept = 2 * sum(candidate.elements for candidate in others[:3])
+    assert kept < 2 * head.elements
+    for free, count in ((kept, 3), (kept - 1, 2), (2 * head.elements, len(others))):
+        assert fastest._most_weights(fit, options(), free) == count

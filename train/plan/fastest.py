@@ -51,9 +51,12 @@ def _freest(fit: Any, config: RunOptions, mode: dict[str, Any], kept: int, free:
 
 
 def _most_weights(fit: Any, config: RunOptions, free: float) -> int:
-    """Return how many weights may be kept dequantized, at 16 bits per element."""
+    """Return how many weights may be kept dequantized, at 16 bits per element.
+
+    The output layer is left out, as in `kept_share`: many devices have no copy of it to keep.
+    """
     every = candidates(fit.model_config, recomputed_layers(config, fit.model_config))
-    return bisect_right(list(accumulate(2 * candidate.elements for candidate in every)), free)
+    return bisect_right(list(accumulate(2 * candidate.elements for candidate in every if not candidate.dense)), free)
 
 
 def _room(

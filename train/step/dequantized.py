@@ -72,7 +72,10 @@ class Dequantized:
 
 
 def candidates(model: ModelConfig, recomputed: int) -> list[Candidate]:
-    """Return all weights of the layers, the first to be kept first. recomputed: number of recomputed layers."""
+    """Return all weights of the layers, and the output layer, the first to be kept first.
+
+    recomputed: number of recomputed layers.
+    """
     shapes = linear_modules(model)
     stacks = {module: parts_of(stack) for module in shapes if (stack := stack_of(module)) is not None}
     stacks = {last: parts for last, parts in stacks.items() if shapes.keys() >= set(parts)}
