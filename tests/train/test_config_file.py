@@ -73,6 +73,49 @@ def test_unsupported_configurations_are_refused(changes: dict[str, Any], message
         parse_model_config(make_config() | changes)
 
 
+PARTLY: dict[str, Any] = {"rotary_pct": 0.3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+FIRST_FALCON = {"new_decoder_architecture": False}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("GPTJForCausalLM", {"rotary_dim": 14}, "rotary_dim must be even and at most 12, a head's numbers; got 14"),
+        ("GPTNeoXForCausalLM", {"hidden_size": 50}, r"a whole number; got .* 50 / 4"),
+        ("GPTNeoXForCausalLM", {"rotary_pct": 0.01}, "rotary_pct must leave an even number .* 2 at least; got 0.01"),
+        ("GPTNeoXForCausalLM", PARTLY, "rotary_pct must leave an even number .*; got 0.3"),
+        ("FalconForCausalLM", FIRST_FALCON | {"num_ln_in_parallel_attn": 2}, "must be 1 without new_.*; got 2"),
+        (
+            "FalconForCausalLM",
+            FIRST_FALCON | {"multi_query": False},
+            "num_kv_heads must .* without multi_query; got 2",
+        ),
+    ],
+)
+def test_sizes_of_heads_that_do_not_fit_are_refused(
+    architecture: str, changes: dict[str, Any], message: str, make_config: Config
+) -> None:
+    with pytest.raises(WgradError, match=message):
+        parse_model_config(make_config(architecture) | changes)
+
+
+def test_the_share_of_a_head_that_is_rotated(make_config: Config) -> None:
+    """30 of 44 numbers are rotated, though 44 * (30 / 44) lies below 30. rope_parameters replace GPT-NeoX's own key."""
+    config = parse_model_config(make_config("GPTJForCausalLM") | {"hidden_size": 176, "rotary_dim": 30})
+    assert rope_tables(config.rope, 1)[0].shape == (1, 15)
+    partly = {"rope_parameters": PARTLY["rope_parameters"] | {"partial_rotary_factor": 0.5}}
+    config = parse_model_config(make_config("GPTNeoXForCausalLM") | PARTLY | partly)
+    assert rope_tables(config.rope, 1)[0].shape == (1, 3)
+
+
+def test_which_of_two_names_of_a_size_counts(make_config: Config) -> None:
+    assert parse_model_config(make_config("FalconForCausalLM") | {"n_embed": 96}).hidden_size == 96
+    others = {"n_embd": 96, "n_layer": 5, "n_head": 2, "n_positions": 9}
+    assert parse_model_config(make_config("GPT2LMHeadModel") | others) == parse_model_config(
+        make_config("GPT2LMHeadModel")
+    )
+
+
 def test_every_family_has_layers_and_sizes(make_config: Config) -> None:
     for architecture in FAMILIES:
         for key in ("num_hidden_layers", "hidden_size", "vocab_size"):

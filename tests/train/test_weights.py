@@ -216,18 +216,24 @@ def test_pythias_published_files_are_read_and_written(make_checkpoint: Any, tmp_
     assert all(np.array_equal(saved[name], arrays[name]) for name in saved)
 
 
-def test_gpt_2s_published_files_are_read_and_written(make_checkpoint: Any, tmp_path: Path) -> None:
-    """Their names have no beginning, and they have masks."""
-    folder, device = make_checkpoint("GPT2LMHeadModel", tie_word_embeddings=True), ReferenceDevice()
-    arrays = {name.removeprefix("transformer."): value for name, value in file_arrays(folder).items()}
-    masks = {f"h.{layer}.attn.bias": np.ones((1, 1, 8, 8), np.float32) for layer in (0, 1)}
+@pytest.mark.parametrize(
+    ("architecture", "beginning"), [("GPT2LMHeadModel", "transformer."), ("OPTForCausalLM", "model.")]
+)
+def test_published_files_of_gpt_2_and_opt_are_read_and_written(
+    architecture: str, beginning: str, make_checkpoint: Any, tmp_path: Path
+) -> None:
+    """Their names have no beginning, and GPT-2's have masks."""
+    folder, device = make_checkpoint(architecture, tie_word_embeddings=True), ReferenceDevice()
+    arrays = {name.removeprefix(beginning): value for name, value in file_arrays(folder).items()}
+    layers = (0, 1) if architecture == "GPT2LMHeadModel" else ()
+    masks = {f"h.{layer}.attn.bias": np.ones((1, 1, 8, 8), np.float32) for layer in layers}
     write_safetensors(folder / "model.safetensors", from_arrays(arrays | masks))
     config = load_model_config(folder)
     built = build_trainable(RunOptions(full=True, max_length=8), config, folder, device, positions=8)
     save_full(tmp_path, folder, built.parameters.tensors, config, lambda out: None)
     saved = file_arrays(tmp_path)
-    assert {*saved} == {f"transformer.{name}" for name in arrays}
-    assert all(np.array_equal(saved[f"transformer.{name}"], value) for name, value in arrays.items())
+    assert {*saved} == {beginning + name for name in arrays}
+    assert all(np.array_equal(saved[beginning + name], value) for name, value in arrays.items())
 
 
 def test_a_sequence_beyond_the_embeddings_of_positions_is_refused(make_checkpoint: Any) -> None:
