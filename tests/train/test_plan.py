@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from wgrad.device.contract import Device
 from wgrad.device.dry_run import DryRuntime
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
+from wgrad.train.commands import plan as plan_command
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model import attention
@@ -309,6 +312,31 @@ def test_without_a_gpu_it_plans_for_one_that_is_elsewhere(
     assert plan is not None and json.loads(said.out)["peak_bytes"] == pytest.approx(plan.peak_bytes, rel=0.1)
     assert cli.main([*options, "--device", "cpu"]) == 2
     assert "give --vram to plan for a GPU" in capsys.readouterr().err
+
+
+def test_each_part_of_a_plan_is_printed_as_soon_as_it_is_known(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next part may take minutes."""
+    monkeypatch.setattr(plan_command, "select_device", lambda *_: select_device.gpu_elsewhere(""))
+    file, shown = io.BytesIO(), list[str]()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, encoding="utf-8"))
+    for name in ("curve", "modes", "not_cached"):
+        plain = getattr(plan_command, name)
+
+        def noted(*args: Any, plain: Any = plain) -> Any:
+            shown.append(file.getvalue().decode())
+            return plain(*args)
+
+        monkeypatch.setattr(plan_command, name, noted)
+    folder = make_checkpoint(num_hidden_layers=1, max_position_embeddings=64)
+    words = ["plan", "--model", str(folder), "--max-length", "40", "--batch-size", "1", "--lora-r", "3", "--no-sample"]
+    assert cli.main([*words, "--compute", "float32", "--vram", "1GiB"]) == 0
+    parts = [new.removeprefix(old).splitlines() for old, new in zip(["", *shown], shown)]
+    assert parts[0][0].startswith("chosen for --vram (1.00 GiB):") and parts[0][1].startswith("memory of a run")
+    assert parts[1][0].startswith("speed against memory")
+    assert parts[1][-1].startswith("within 1.00 GiB") and len(parts[1]) > 2
+    assert len(parts[2]) == 4 and all(line.startswith("  --") for line in parts[2])
 
 
 def test_a_software_driver_is_not_what_a_run_takes(
