@@ -528,6 +528,13 @@ def test_what_a_binding_cannot_hold_does_not_fit(
     for more in beyond:
         with pytest.raises(TooLarge, match="fit one binding of this device"):
             run_dry(replace(options, **plain, **more), model, folder, device, 24, None)
+        assert fit.unlimited(replace(options, **plain, **more)) is None
+    least = run_dry(replace(options, **fit.last_mode), model, folder, device, 24, None)
+    with monkeypatch.context() as patch:  # what keeps more is too large as well
+        patch.setattr(Fit, "unlimited", lambda self, config: None if config.keep_dequantized else least)
+        assert fit.freely() is least
+        patch.setattr(Fit, "_as_run", lambda *_: None)
+        assert fit.curve(least) == [least]
     bounds = fastest.least_seconds(fit, {n: replace(options, max_length=20, batch_size=n) for n in (1, 2, 16)}, Rates())
     assert bounds[1] < bounds[2] < bounds[16] == math.inf
     small = make_checkpoint(name="small", num_hidden_layers=2, max_position_embeddings=1024)
