@@ -109,6 +109,8 @@ def test_costs_are_those_of_the_formulas(cpu: ReferenceDevice) -> None:
         is_cost(f"gemm/{ways}/64x64x64/float32", 2 * 64**3, 3 * 64 * 64 * 4)
     is_cost("gemm/lora nt/16x16x64/float32", 2 * 16 * 16 * 64, 4 * (16 * 64 + 16 * 64 + 16 * 16))
     is_cost("gemm/lora gradient tn/16x64x16/float32", 2 * 16 * 64 * 16, 4 * (16 * 16 + 16 * 64 + 16 * 64))
+    arrays = 16 * 128 + 2 * 128 * 16 + 2 * 16 * 32  # dy, b and db, u and du of two parts
+    is_cost("lora_grads/16x128x16/float32", 2 * (2 * 16 * 128 * 16), 4 * arrays)
     blocks = 64 * 64 // 64
     nested = 64 * 64 // 2 + blocks + 4 * (blocks + 255) // 256 * 1 + 0
     weight = NF4Array.quantize(np.ones((64, 64), np.float32), 64, True)

@@ -121,6 +121,14 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.linear(t(3, 10), f32(7, 10), lora=lora(t(2, 10), t(7, 2), scaling=float("nan"))),
         r"linear: lora.scaling must be finite, got nan",
     ),
+    "lora gradients' u": (
+        lambda: CPU.lora_grads(f32(3, 128), f32(128, 2), f32(3, 2), (64, 64)),
+        r"lora_grads: u must .*4.*, got shape \[3, 2\]",
+    ),
+    "lora gradients added to nothing": (
+        lambda: CPU.lora_grads(f32(3, 7), f32(7, 2), f32(3, 2), accumulate=True),
+        r"lora_grads: out must be given where the result is added to it, got None",
+    ),
     "linear of nf4": (
         lambda: F.linear(t(3, 10), NF4),
         r"linear: weight must be an array: call linear_quantized, got NF4Array",

@@ -18,6 +18,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, is_recomputing, no_grad, parameter
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError, WgradError
+from wgrad.device.formats.nf4 import NF4Array
 
 
 def leaf(device: Device, values: Any) -> Tensor:
@@ -133,6 +134,25 @@ def test_no_grad_saves_nothing(device: Device) -> None:
     assert not y.requires_grad and y.node is None
     with pytest.raises(WgradError, match="nothing below this tensor requires a gradient"):
         y.backward()
+
+
+@pytest.mark.parametrize("parts", [(), (64, 128)])
+def test_a_frozen_factor_of_lora_changes_no_other_gradient(cpu: ReferenceDevice, parts: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    ones = [cpu.quantize(rng.standard_normal((n, 64)).astype(np.float32)) for n in parts or (7,)]
+    weight = NF4Array.stack(ones, cpu) if parts else ones[0]
+    columns, ranks = sum(parts or (7,)), 2 * max(1, len(parts))
+    host = [rng.standard_normal(shape).astype(np.float32) for shape in ((3, 64), (ranks, 64), (columns, 2))]
+
+    def gradients(frozen: bool) -> list[np.ndarray]:
+        x, a, b = (leaf(cpu, one) for one in host)
+        b = b.detach() if frozen else b
+        F.sum(F.linear_quantized(x, weight, lora=F.LoraTerm(a, b, 1.5))).backward()
+        assert (b.grad is None) == frozen
+        return [grad(x), grad(a)]
+
+    for found, wanted in zip(gradients(True), gradients(False), strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_detach_cuts_the_tape(device: Device) -> None:
