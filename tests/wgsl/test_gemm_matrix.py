@@ -17,7 +17,7 @@ from tests.wgsl.launches import launched, same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from tests.wgsl.small_tiles import SMALL_LARGE, SMALL_MEDIUM
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest import loss
+from wgrad.autograd.selftest import lora, loss
 from wgrad.autograd.selftest.case import BF16, F16, F32, Case
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.matrix import decoded_cases, on_tile, product_cases, skinny_cases
@@ -48,8 +48,10 @@ def few_cases() -> list[Case]:
         "gemm_tn/lowrank",
         "linear_nf4_backward/lowrank",
     )
-    skinny = [c for c in skinny_cases() if max(map(int, c.shape.split("x"))) < 4112]
-    skinny.append(gemm_case("skinny", 64, 64, 1040, F16, F32, trans_b=True, dtype=F32))
+    long_ones = ("4112x16x48", "8208x20x48", "64x64x4112", "270x208x16")
+    skinny = [c for c in skinny_cases() if c.shape not in long_ones]
+    shorter = [gemm_case("skinny", 64, 64, 1040, F16, F32, trans_b=True, dtype=F32)]
+    skinny += [on_tile(case, "") for case in shorter + lora.cases_of_both(F16, ((270, (80,), 16),))]
     return [*medium, *skinny] + [
         c for c in product_cases() if "large tile" in c.name and "x256/" not in c.name and c.name.startswith(words)
     ]
