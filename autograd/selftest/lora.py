@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from wgrad.autograd.selftest.case import Case, Inputs, Outputs, dtype_name, normal
@@ -13,14 +15,16 @@ BOTH_UNITS = ((75, (64, 192, 64), 12), (270, (208,), 16), (16, (64,), 4))  # ran
 UNITS = ((48, (64, 128), 5),)  # sizes that tensor cores take whole
 
 
+def _inputs(m: int, parts: tuple[int, ...], rank: int, t: np.dtype, rng: np.random.Generator) -> Inputs:
+    inputs: Inputs = {"dy": normal(rng, (m, sum(parts)), t), "b": normal(rng, (sum(parts), rank))}
+    inputs["u"] = normal(rng, (m, len(parts) * rank))
+    return {**inputs, "out": normal(rng, (sum(parts), rank))}
+
+
 def cases(t: np.dtype, shapes: tuple[tuple[int, tuple[int, ...], int], ...] = SHAPES) -> list[Case]:
     found = []
     for m, parts, rank in shapes:
-
-        def build(rng: np.random.Generator, m: int = m, parts: tuple[int, ...] = parts, rank: int = rank) -> Inputs:
-            inputs: Inputs = {"dy": normal(rng, (m, sum(parts)), t), "b": normal(rng, (sum(parts), rank))}
-            inputs["u"] = normal(rng, (m, len(parts) * rank))
-            return {**inputs, "out": normal(rng, (sum(parts), rank))}
+        build = partial(_inputs, m, parts, rank, t)
 
         def du(device: Device, x: Inputs, parts: tuple[int, ...] = parts) -> Outputs:
             return {"du": device.lora_du(x["dy"], x["b"], parts, alpha=0.37)}
@@ -39,11 +43,7 @@ def cases_of_both(t: np.dtype, shapes: tuple[tuple[int, tuple[int, ...], int], .
     """Return cases of `lora_grads`; one part is a weight that is no stack."""
     found = []
     for m, parts, rank in shapes:
-
-        def build(rng: np.random.Generator, m: int = m, parts: tuple[int, ...] = parts, rank: int = rank) -> Inputs:
-            inputs: Inputs = {"dy": normal(rng, (m, sum(parts)), t), "b": normal(rng, (sum(parts), rank))}
-            inputs["u"] = normal(rng, (m, len(parts) * rank))
-            return {**inputs, "out": normal(rng, (sum(parts), rank))}
+        build = partial(_inputs, m, parts, rank, t)
 
         def grads(device: Device, x: Inputs, parts: tuple[int, ...] = parts) -> Outputs:
             given = x["dy"], x["b"], x["u"], parts if len(parts) > 1 else ()
