@@ -116,6 +116,15 @@ def test_which_of_two_names_of_a_size_counts(make_config: Config) -> None:
     )
 
 
+def test_gpt_neox_has_biases_and_parallel_blocks_without_a_word(make_config: Config) -> None:
+    said = make_config("GPTNeoXForCausalLM")
+    silent = {key: value for key, value in said.items() if key not in ("attention_bias", "use_parallel_residual")}
+    config = parse_model_config(silent)
+    assert config.parallel and config.qkv_bias and config.o_bias
+    config = parse_model_config(silent | {"attention_bias": False, "use_parallel_residual": False})
+    assert not (config.parallel or config.qkv_bias or config.o_bias)
+
+
 def test_every_family_has_layers_and_sizes(make_config: Config) -> None:
     for architecture in FAMILIES:
         for key in ("num_hidden_layers", "hidden_size", "vocab_size"):

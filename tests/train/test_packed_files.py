@@ -18,7 +18,9 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.files import packed_files
+from wgrad.train.files.nf4_files import FP4_KEY, STATE_KEY
 from wgrad.train.files.safetensors_files import read_entries
+from wgrad.train.model.linear_files import with_transposed
 from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.step.build import build_frozen
@@ -312,6 +314,18 @@ def test_bitsandbytes_has_gpt_2s_projections_as_out_and_in(make_checkpoint: Any)
         assert np.array_equal(files.entry(f"model.{module.replace('h.', 'layers.', 1)}.weight").array(), value)
     floats = files.entry("model.layers.0.mlp.c_fc.weight").array()
     assert np.array_equal(floats, arrays["transformer.h.0.mlp.c_fc.weight"].T)
+
+
+def test_only_float_matrices_of_gpt_2_are_turned(make_checkpoint: Any) -> None:
+    folder, name = make_checkpoint("GPT2LMHeadModel"), "model.layers.0.mlp.c_fc.weight"
+    entries, config = read_entries(folder / "model.safetensors", ""), load_model_config(folder)
+    matrix, vector = entries["transformer.h.0.mlp.c_fc.weight"], entries["transformer.h.0.ln_1.weight"]
+    for kept, others in ((vector, {}), (matrix, {name + STATE_KEY: vector}), (matrix, {name + FP4_KEY: vector})):
+        assert with_transposed({name: kept, **others}, config)[name] is kept
+    turned = with_transposed({name: matrix}, config)[name]
+    blocks = list(turned.blocks(5))
+    assert turned.shape == matrix.shape[::-1] and {len(block) for block in blocks[:-1]} == {5}
+    assert np.array_equal(np.concatenate(blocks), matrix.array().T)
 
 
 @pytest.mark.parametrize("case", CASES)
