@@ -251,6 +251,7 @@ def test_few_workgroups_of_keys_are_divided_by_heads_and_then_by_queries(
 
     def parts(batch: int, queries: int, heads: int, kv_heads: int, width: int) -> list[Any]:
         dry = matrix_device.dry_run()
+        dry.max_binding_bytes = dry.max_buffer_bytes = 1 << 30
         of_queries = dry.empty((batch, queries, heads, width), np.float16)
         of_keys = dry.empty((batch, queries, kv_heads, width), np.float16)
         lse, doc_start = dry.empty((batch, heads, queries)), dry.empty((batch, queries), np.int32)
@@ -270,6 +271,7 @@ def test_few_workgroups_of_keys_are_divided_by_heads_and_then_by_queries(
     assert parts(1, 2048, 14, 2, 64) == [7, 1]
     assert parts(1, 4096, 32, 8, 64) == [1, 1]
     assert parts(1, 2048, 8, 2, 128) == [4, 1]  # 64, of eight subgroups: 256 are wanted
+    assert parts(1, 1 << 17, 24, 2, 64) == [1, 2]  # a workgroup would take too long alone
 
 
 def test_a_workgroup_has_at_most_as_many_subgroups_as_have_a_flag(matrix_device: Any) -> None:
