@@ -43,6 +43,7 @@ def lora(a: Tensor, b: Tensor, p: float = 0.0, seed: Any = SEED) -> F.LoraTerm:
 def _products(device: Device) -> Cases:
     rng = np.random.default_rng(7)
     seed, kinds = device.upload(SEED), (False, True)
+    shares = device.upload(rng.standard_normal((5, 2)).astype(np.float32))
     nf4, double = (
         device.quantize(device.upload(rng.standard_normal((7, 10)).astype(np.float32)), 32, double=d) for d in kinds
     )
@@ -64,6 +65,10 @@ def _products(device: Device) -> Cases:
         "linear lora": (lambda x, w, a, b: F.linear(x, w, lora=lora(a, b)), ((5, 10), (7, 10), (2, 10), (7, 2))),
         "linear lora dropout": (
             lambda x, w, a, b: F.linear(x, w, lora=lora(a, b, 0.4, seed)),
+            ((5, 10), (7, 10), (2, 10), (7, 2)),
+        ),
+        "linear lora shares": (
+            lambda x, w, a, b: F.linear(x, w, lora=lora(a, b)._replace(shares=shares)),
             ((5, 10), (7, 10), (2, 10), (7, 2)),
         ),
         "linear_quantized": (lambda x: F.linear_quantized(x, nf4), ((5, 10),)),
