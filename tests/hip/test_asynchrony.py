@@ -4,6 +4,7 @@ Work runs as late as it can, and in the order of this run's seed; $WGRAD_EMULATE
 from __future__ import annotations
 
 import gc
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -165,9 +166,11 @@ def test_a_profile_waits_for_its_events(device: Any) -> None:
 
 
 def test_a_capture_refuses_waits_and_allocations(device: Any) -> None:
-    """As HIP documents it: no wait for the stream; in the global mode no memory either; the graph is then invalid."""
+    """As HIP documents it: no wait for the stream; in the global and thread-local modes no memory either; the graph is
+    then invalid."""
     hip, stream = device._hip, device._stream
-    for mode, call in ((2, lambda: hip.hipStreamSynchronize(stream)), (0, lambda: hip.hipMalloc(16))):
+    refused = {2: lambda: hip.hipStreamSynchronize(stream), 0: lambda: hip.hipMalloc(16), 1: lambda: hip.hipMalloc(16)}
+    for mode, call in refused.items():
         check(hip.hipStreamBeginCapture(stream, hip.hipStreamCaptureMode(mode)), "begin")
         with pytest.raises(DeviceError, match="StreamCaptureUnsupported"):
             check(call(), "a call")
@@ -180,6 +183,32 @@ def test_a_capture_refuses_waits_and_allocations(device: Any) -> None:
     with pytest.raises(DeviceError, match="CapturedEvent"):
         check(hip.hipEventSynchronize(event), "waiting")
     check(hip.hipStreamEndCapture(stream), "end")
+
+
+def test_memory_may_be_allocated_while_a_graph_is_recorded(
+    device: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By this thread and others: only the relaxed mode of a capture allows both."""
+    hip, x = device._hip, device.upload(numbers(1))
+    launch, calls = hip.hipModuleLaunchKernel, []
+
+    def allocate() -> None:
+        check(hip.hipMalloc(16), "while a graph is recorded")
+        calls.append(1)
+
+    def launch_and_allocate(*given: Any) -> Any:
+        other = Thread(target=allocate)
+        other.start()
+        other.join()
+        allocate()
+        return launch(*given)
+
+    with device.capture() as replay:
+        device.add(x, x, out=x)
+    monkeypatch.setattr(hip, "hipModuleLaunchKernel", launch_and_allocate)
+    replay.run()
+    assert device._graphs and not caplog.records and len(calls) == 2  # of one launch, so recorded it was
+    np.testing.assert_array_equal(device.download(x), 4 * numbers(1))
 
 
 def test_an_uninitialized_or_freed_array_reads_as_nan(device: Any) -> None:

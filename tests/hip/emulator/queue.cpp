@@ -18,6 +18,7 @@ std::vector<Stream*> streams;
 int sticky = SUCCESS;
 std::string failure;
 constexpr size_t MOST_WAITING = 4096;
+constexpr int GLOBAL = 0, THREAD_LOCAL = 1;  // hipStreamCaptureMode; 2, relaxed, forbids no other call
 
 double now() {
   timespec t;
@@ -116,8 +117,10 @@ int finish_all() {
 
 int unsafe() {
   drift();
-  for (Stream* stream : streams)
-    if (stream->capturing && stream->mode == 0) return forbidden(stream);
+  for (Stream* stream : streams) {
+    bool here = stream->mode == THREAD_LOCAL && stream->by == std::this_thread::get_id();
+    if (stream->capturing && (stream->mode == GLOBAL || here)) return forbidden(stream);
+  }
   return sticky;
 }
 
@@ -154,7 +157,7 @@ int query(Stream* stream) {
 int begin_capture(Stream* stream, int mode) {
   if (!stream) return CAPTURE_UNSUPPORTED;
   if (stream->capturing) return ILLEGAL_STATE;
-  stream->capturing = new Graph, stream->mode = mode, stream->invalidated = false;
+  stream->capturing = new Graph, stream->mode = mode, stream->invalidated = false, stream->by = std::this_thread::get_id();
   return sticky;
 }
 

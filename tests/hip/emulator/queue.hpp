@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace emulator {
@@ -37,6 +38,7 @@ struct Stream {
   std::deque<Work> waiting;
   Graph* capturing = nullptr;
   int mode = 0;  // of the capture
+  std::thread::id by;  // who began it
   bool invalidated = false;
 };
 // One recording of an event.
@@ -65,7 +67,8 @@ int submit(Stream* stream, Work work);
 // All that waits in one stream, or in all of them, runs now.
 int finish(Stream* stream);
 int finish_all();
-// To be called first by every call that ROCm's runtime refuses while any stream captures in the global mode.
+// To be called first by every call that ROCm's runtime refuses while any stream captures in the global mode, or a stream
+// of this thread in the thread-local one.
 int unsafe();
 int record(Event* event, Stream* stream);
 int wait_for(const Event* event);
