@@ -111,9 +111,10 @@ static Function own(const char *name, Function theirs) {
 #endif
 
 #ifdef FAULTS
-// A program sets these through ctypes. calls: of the functions below, so far. losses: how often a device was lost.
+// A program sets these through ctypes. calls: of the functions below, so far. losses: how often a device was lost, the last
+// time at lost_at (seconds of CLOCK_MONOTONIC).
 int wgrad_fault_at = -1, wgrad_fault_hangs, wgrad_fault_calls, wgrad_fault_losses;
-double wgrad_fault_seconds = 1e9;
+double wgrad_fault_seconds = 1e9, wgrad_fault_lost_at;
 enum { LOST = -4, CALLS = 8, DEVICES = 4096 };
 typedef int (*Call)(void *a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f);
 static Call theirs_of[CALLS], wait_idle, create_device, get_queue, get_queue2;
@@ -130,14 +131,16 @@ static int *lost(void *device_or_queue) {
   return &devices[n < 0 ? 0 : n].lost;
 }
 
-static void lose(int *device) {
-  if (!__atomic_exchange_n(device, 1, __ATOMIC_SEQ_CST)) wgrad_fault_losses++;
-}
-
 static double now(void) {
   struct timespec at;
   clock_gettime(CLOCK_MONOTONIC, &at);
   return at.tv_sec + 1e-9 * at.tv_nsec;
+}
+
+static void lose(int *device) {
+  if (__atomic_exchange_n(device, 1, __ATOMIC_SEQ_CST)) return;
+  wgrad_fault_losses++;
+  wgrad_fault_lost_at = now();
 }
 
 static int fault(void *device_or_queue) {
