@@ -47,9 +47,11 @@ _QUESTIONS: list[Any] = [
     {"question": "", "choices": ["", " "], "answer": 0},
 ]
 _BENCH = {
-    "format": 1, "size": "tiny", "device": {"name": "cpu", "description": "NumPy"},
-    "roofs": [{"name": "memory", "spread": 0.1}, {"name": "float32", "spread": 0.1}],
-    "rows": [{"name": "silu forward 4x4 float32", "roof": "memory", "share": 0.5, "spread": 0.1}],
+    "format": 1, "device": {"description": "NumPy"},
+    "rates": {
+        "size": "tiny", "roofs": [{"name": "memory", "spread": 0.1}, {"name": "float32", "spread": 0.1}],
+        "rows": [{"name": "silu/16x128/float32", "roof": "memory", "share": 0.5, "spread": 0.1}],
+    },
 }  # fmt: skip
 _FILES: Files = {
     "prompts.jsonl": b'{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n',

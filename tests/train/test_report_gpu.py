@@ -17,6 +17,7 @@ import pytest
 
 import wgrad
 from wgrad.autograd.bench import timing
+from wgrad.autograd.bench.entries import operator_names
 from wgrad.autograd.bench.entry import Entry
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.child import Silent
@@ -24,6 +25,7 @@ from wgrad.device.roof import Expectation
 from wgrad.train.commands import cli, code_version, report_gpu, report_parts, report_run
 from wgrad.train.commands.report_gpu import _run_part, _text, summary, take, where_to_send
 from wgrad.train.commands.report_parts import by_turns, cpu_rates, describe_device, finite, in_order, rates, self_test
+from wgrad.train.options.report_config import PARTS, ReportConfig
 
 
 def fails_with(error: Exception) -> Callable[..., Any]:
@@ -44,7 +46,8 @@ def gathered(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "SAMPLE_SECONDS", 0.0)
     monkeypatch.setattr(timing, "SAMPLES", 1)
-    monkeypatch.setattr(report_parts, "WARM_SECONDS", 0.0)
+    for name in ("WARM_SECONDS", "LONG_WARM_SECONDS"):
+        monkeypatch.setattr(report_parts, name, 0.0)
 
 
 def test_a_report_has_the_settings_of_drivers_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +174,13 @@ def test_a_report_measures_within_its_time(at_once: None) -> None:
     assert gathered(cpu_rates("tiny"))["roofs"][0]["per_second"] > 0
 
 
+def test_operators_that_were_asked_for_are_all_timed(at_once: None) -> None:
+    part = gathered(rates(ReferenceDevice(), "tiny", ("silu", "rope"), seconds=-1.0))
+    wanted = report_parts.entries(ReferenceDevice(), report_parts.SIZES["tiny"], ("silu", "rope"))
+    assert {row["name"] for row in part["rows"]} == {entry.name for entry in wanted} and "left" not in part
+    assert all(row["spread"] >= 0 for row in part["rows"])
+
+
 class Predicted(ReferenceDevice):
     """A device with a model of its kernels, and sensors."""
 
@@ -188,7 +198,7 @@ class Predicted(ReferenceDevice):
 
 def test_a_prediction_stands_next_to_each_rate(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     (silu,) = [e for e in report_parts.entries(ReferenceDevice(), report_parts.SIZES["tiny"]) if e.op == "silu"][:1]
-    monkeypatch.setattr(report_parts, "entries", lambda device, sizes: [silu])
+    monkeypatch.setattr(report_parts, "entries", lambda device, sizes, ops: [silu])
     part = gathered(rates(Predicted(), "tiny"))
     (row,) = part["rows"]
     assert row["kernels"] == ["silu_f32"] and row["expected_bound"] == "memory" and row["expected_share"] == 0.5
@@ -314,6 +324,17 @@ def test_a_part_that_dies_is_reported_with_its_last_launch(monkeypatch: pytest.M
     assert part["deaths"][0]["last_launch"] == "kernel k1, arguments 7"
 
 
+def test_operators_reach_the_process_of_the_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = 'print(json.dumps({{"set": {{"given": {arguments!r}}}}}))'
+    monkeypatch.setattr(report_gpu, "_CODE", f"import json; {said}")
+    found = list[Any]()
+    for name in ("rates", "cpu"):
+        part: dict[str, Any] = {}
+        list(_run_part(name, "hip", "tiny", part, ("silu", "rope")))
+        found.append(part["given"])
+    assert found == [["rates", "hip", "tiny", "0", "0", "silu", "rope"], ["cpu", "hip", "tiny", "0"]]
+
+
 def test_a_part_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, (1,), "time.sleep(60)")
     monkeypatch.setattr(report_gpu, "SILENCE", 1.0)
@@ -377,7 +398,8 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     """Set the results of the parts of a report, which do not run."""
     found = {name: {"state": "done", **values} for name, values in GOOD.items()}
 
-    def run(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator[None]:
+    def run(name: str, spec: str, size: str, part: dict[str, Any], ops: tuple[str, ...]) -> Iterator[None]:
+        found["rates"]["ops"] = ops
         kept = json.loads(Path(spec.removeprefix("wgpu:")).read_text(encoding="utf-8"))
         assert kept[name] == {"state": "running"} and kept["packages"]["numpy"] == np.__version__  # saved before
         part.update(found[name])
@@ -389,9 +411,9 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     return found
 
 
-def report(tmp_path: Path) -> tuple[int, dict[str, Any]]:
+def report(tmp_path: Path, *more: str) -> tuple[int, dict[str, Any]]:
     out = tmp_path / "report.json"
-    status = cli.main(["report-gpu", "--device", f"wgpu:{out}", "--out", str(out)])
+    status = cli.main(["report-gpu", "--device", f"wgpu:{out}", "--out", str(out), *more])
     return status, json.loads(out.read_text(encoding="utf-8"))
 
 
@@ -431,12 +453,42 @@ def test_what_is_wrong_is_the_status(
     assert ("0 failed, 1 ended the process (first gemm)" in said) == ("deaths" in change)
 
 
-def test_an_unknown_device_is_refused_before_anything_is_written(
+def test_a_part_alone_is_right_without_the_others(
     parts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    status, found = report(tmp_path, "--only", "rates", "--op", "silu,rope")
+    assert status == 0 and found["summary"]["right"] is True and found["only"] == ["rates"]
+    assert {"device", "rates"} == found.keys() & set(PARTS) and found["rates"]["ops"] == ["silu", "rope"]
+    said = capsys.readouterr().out
+    assert said.endswith(f"is written. wgrad bench --compare {tmp_path / 'report.json'} compares with it.\n")
+    parts["self-test"]["failed"] = 1
+    for words, ops, right in (
+        (["rates", "cpu"], list(operator_names()), True),
+        (["self-test"], None, False),
+    ):
+        status, found = report(tmp_path, "--only", *words)
+        assert (status == 0) == found["summary"]["right"] == right
+        assert found.get("rates", {}).get("ops") == ops
+        assert ("bench --compare" in capsys.readouterr().out) == ("rates" in words)
+    report(tmp_path)
+    assert parts["rates"]["ops"] == ()  # what the time allows
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "gpu0"], "device 'gpu0' is not known; use one of: auto, hip"),
+        (["--only", "rate"], "--only: must be of self-test, rates, fine-tune, cpu; got rate"),
+        (["--op", "silu"], "--op: goes with --only rates: add that, or leave it out"),
+        (["--only", "rates", "--op", "sofmax"], "--op: 'sofmax' is no operator (did you mean softmax?)"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_written(
+    parts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     out = tmp_path / "report.json"
-    assert cli.main(["report-gpu", "--device", "gpu0", "--out", str(out)]) == 2
-    assert "device 'gpu0' is not known; use one of: auto, hip" in capsys.readouterr().err and not out.exists()
+    assert cli.main(["report-gpu", "--out", str(out), *words]) == 2
+    assert said in capsys.readouterr().err and not out.exists()
 
 
 def test_nothing_measured_makes_a_row_all_the_same() -> None:
@@ -469,13 +521,13 @@ def test_a_report_is_sent_to_the_address_of_the_project(
 def test_selftest_report_still_runs_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen = list[Any]()
 
-    def run(*given: Any) -> int:
-        seen.append(given)
+    def run(config: ReportConfig) -> int:
+        seen.append((config.device, config.out, config.size, config.only))
         return 0
 
     monkeypatch.setattr(report_gpu, "run_report", run)
     assert cli.main(["selftest", "--device", "cpu", "--report", "x.json"]) == 0
-    assert seen == [("cpu", "x.json", "auto")]
+    assert seen == [("cpu", "x.json", "auto", ())]
     assert "selftest --report is now report-gpu --out" in capsys.readouterr().err
     for option in (["--only", "rope"], ["--json"]):
         assert cli.main(["selftest", "--device", "cpu", "--report", "x.json", *option]) == 2

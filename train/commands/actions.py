@@ -22,6 +22,7 @@ from wgrad.train.options.import_options import ImportOptions
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.option_text import read_stdin
 from wgrad.train.options.push_config import PushConfig
+from wgrad.train.options.report_config import ReportConfig
 from wgrad.train.options.resolve import naming_sources, resolve_config, resolve_options
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.options.studio_config import StudioConfig
@@ -37,6 +38,11 @@ _NOT_OPTIONS = ("command", "run", "words")  # attributes of a namespace
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     return {k: v for k, v in vars(args).items() if k not in _NOT_OPTIONS}
+
+
+def _with_names(given: dict[str, Any], *options: str) -> dict[str, Any]:
+    """Return the values with lists of names as one text, so that "a,b" and "a b" are the same."""
+    return given | {name: " ".join(given[name]) for name in options if name in given}
 
 
 def finetune(args: argparse.Namespace) -> int:
@@ -244,9 +250,10 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def report_gpu(args: argparse.Namespace) -> int:
-    from wgrad.train.commands.report_gpu import DEFAULT_OUT, run_report
+    config = ReportConfig(**_with_names(_given(args), "only", "op"))
+    from wgrad.train.commands.report_gpu import run_report
 
-    return run_report(args.device, expand_path(args.out or DEFAULT_OUT, "--out"), args.size)
+    return run_report(config)
 
 
 def selftest(args: argparse.Namespace) -> int:
@@ -263,20 +270,18 @@ def selftest(args: argparse.Namespace) -> int:
         for name in ("only", "json"):
             if getattr(args, name):
                 raise WgradError(f"--{name}: --report is of all cases, in a file: leave one of them out")
+        config = ReportConfig(device=args.device, out=expand_path(args.report, "--report"))
         from wgrad.train.commands.report_gpu import run_report
 
         say("note: selftest --report is now report-gpu --out; the next release takes only that", "stderr")
-        return run_report(args.device, expand_path(args.report, "--report"), "auto")
+        return run_report(config)
     from wgrad.train.commands.selftest import print_selftest
 
     return print_selftest(args.device, only=args.only, as_json=args.json)
 
 
 def bench(args: argparse.Namespace) -> int:
-    given = _given(args)
-    if "op" in given:
-        given["op"] = " ".join(given["op"])  # "a,b" and "a b"
-    config = BenchConfig(**given)
+    config = BenchConfig(**_with_names(_given(args), "op"))
     from wgrad.train.commands.bench import run_bench
 
     return run_bench(config)

@@ -56,17 +56,13 @@ def run_against_cpu(config: BenchConfig) -> int:
     device = select_device(config.device)
     if device.name == "cpu":
         raise WgradError("--against-cpu: no GPU to compare with the CPU: wgrad doctor says why")
-    tell = partial(print, file=sys.stderr if config.json else sys.stdout, flush=True)
+    tell = partial(print, flush=True)
     tell(f"device: {device.description} ({device.reason})")
     tell(f"CPU: {cpu_name()}")
     tell(f"a QLoRA step: r = {RANK} on seven projections, batch 1, {TOKENS} tokens, random weights")
     if importlib.util.find_spec("torch") is None:
         tell("torch is not installed: NumPy alone stands for the CPU")
     rows = [row for name in _SHAPES.get(config.size, _ALL) for row in _measure(name, device, tell)]
-    ratio = times_cpu(rows)
-    if config.json:
-        found = {"device": device.description, "cpu": cpu_name(), "times_cpu": ratio}
-        print(json.dumps({**found, "steps": [dataclasses.asdict(row) for row in rows]}, indent=1, allow_nan=False))
     tell(to_post(rows, device.description))
     return 0
 

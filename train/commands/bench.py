@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from wgrad.autograd.bench.entries import entries, operator_names
+from wgrad.autograd.bench.entries import entries
 from wgrad.autograd.bench.entry import SIZES, Entry
 from wgrad.autograd.bench.roofline import MEMORY, Machine, Row, choose_sizes, measure, measure_machine
 from wgrad.autograd.select_device import select_device
@@ -22,13 +21,12 @@ from wgrad.train.commands.bench_report import (
     Comparison,
     Report,
     check_device,
+    check_operators,
     compare,
-    make_report,
     read_report,
 )
 from wgrad.train.commands.roofline_chart import roofline_chart
 from wgrad.train.options.bench_config import AUTO_SIZE, BenchConfig
-from wgrad.train.options.option_names import did_you_mean
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
 
@@ -51,19 +49,19 @@ def run_bench(config: BenchConfig) -> int:
     device = select_device(config.device, kernels=True)
     if before is not None and config.compare:
         check_device(before, config.compare, device)
-    # The progress bar moves to standard error if the table goes to a file or pipe, and with JSON.
-    interactive = not config.json and sys.stdout.isatty()
+    # The progress bar moves to standard error if the table goes to a file or pipe.
+    interactive = sys.stdout.isatty()
     display = Display(make_console("stdout" if interactive else "stderr"))
-    tell = display.say if interactive or config.json else partial(print, flush=True)
+    tell = display.say if interactive else partial(print, flush=True)
     tell(f"device: {device.description} ({device.reason})")
     sizes = SIZES[_size(config, before, device)]
     machine = measure_machine(device, sizes, config.warm_up)
     for line in _roof_lines(machine, sizes.name):
         tell(line)
     selected = entries(device, sizes, config.op)
+    if before is not None:
+        selected = _in_report(before, selected, tell)
     rows = _measure_all(config, device, machine, selected, display, tell)
-    if config.json:
-        print(json.dumps(make_report(device, sizes, machine, rows), indent=1, allow_nan=False))
     if config.out:
         write_text(config.out, roofline_chart(machine, rows, device.description), "--out")
     if before is None:
@@ -98,9 +96,20 @@ def _size(config: BenchConfig, before: Report | None, device: Device) -> str:
         return config.size
     if before is None:
         return choose_sizes(device)
-    if before.size not in SIZES:
-        raise WgradError(f"--compare: {config.compare}: size must be one of {', '.join(SIZES)}; got {before.size!r}")
-    return before.size
+    size = before.rates.size
+    if size not in SIZES:
+        raise WgradError(f"--compare: {config.compare}: rates.size must be one of {', '.join(SIZES)}; got {size!r}")
+    return size
+
+
+def _in_report(before: Report, selected: Sequence[Entry], tell: Callable[[str], None]) -> list[Entry]:
+    """Return the entries that the report has too, and tell how many others there are."""
+    names = {row.name for row in before.rates.rows}
+    found = [entry for entry in selected if entry.name in names]
+    if len(found) < len(selected):
+        others = f"{len(selected) - len(found)} of {len(selected)} operators are not in the file"
+        tell(f"{others}: wgrad report-gpu --only rates times all")
+    return found
 
 
 def _measure_all(
@@ -111,7 +120,7 @@ def _measure_all(
     display: Display,
     tell: Callable[[str], None],
 ) -> list[Row]:
-    """Time every entry, and print its line of the table at once (with --json to standard error)."""
+    """Time every entry, and print its line of the table at once."""
     tell(_HEAD)
     rows: list[Row] = []
     if device.lacks:
@@ -128,11 +137,7 @@ def _measure_all(
 
 
 def _check(config: BenchConfig) -> None:
-    known = operator_names()
-    for name in config.op:
-        if name not in known:
-            near = did_you_mean(name, known)
-            raise WgradError(f"--op: {name!r} is no operator{near}: wgrad bench without --op times all of them")
+    check_operators(config.op)
     if config.out:
         if Path(config.out).suffix != ".svg":
             raise WgradError(f"--out: must end in .svg, which is what is drawn; got {config.out}")

@@ -1,30 +1,36 @@
-"""Reports of `wgrad bench --json`, as files that `--compare` reads, and the test for "slower"."""
+"""Files of `wgrad report-gpu` as `wgrad bench --compare` reads them, and the test for "slower"."""
 
 from __future__ import annotations
 
 import dataclasses
-import platform
-import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-import wgrad
-from wgrad.autograd.bench.entry import Sizes
+from wgrad.autograd.bench.entries import operator_names
 from wgrad.autograd.bench.roofline import Machine, MeasuredRoof, Row
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.train.commands.selftest import package_versions
 from wgrad.train.files.decode import read_json
+from wgrad.train.options.option_names import did_you_mean
 
-FORMAT = 1
+FORMAT = 1  # of report-gpu's file
 SLOWER = 0.05
 TRIES = 3  # timings of an operator that looks slower
-_AGAIN = "make it anew with wgrad bench --json"
+_AGAIN = "make it anew with wgrad report-gpu --only rates"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+
+def check_operators(names: Sequence[str]) -> None:
+    """Raise WgradError if a name of --op is no operator that is timed."""
+    known = operator_names()
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise WgradError(f"--op: {name!r} is no operator{near}: leave out --op to time all of them")
 
 
 class OldRoof(msgspec.Struct):
@@ -40,43 +46,32 @@ class OldRow(msgspec.Struct):
 
 
 class OldDevice(msgspec.Struct):
-    name: str
     description: str
+
+
+class OldRates(msgspec.Struct):
+    size: str
+    roofs: list[OldRoof]
+    rows: list[OldRow]
 
 
 class Report(msgspec.Struct):
     """The parts of a report that are compared."""
 
-    format: int
-    size: str
     device: OldDevice
-    roofs: list[OldRoof]
-    rows: list[OldRow]
+    rates: OldRates
 
 
 class _Format(msgspec.Struct):
     format: int
-
-
-def make_report(device: Device, sizes: Sizes, machine: Machine, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return everything that was measured, with device, driver and versions."""
-    return {
-        "format": FORMAT,
-        "wgrad": wgrad.__version__,
-        "size": sizes.name,
-        "date": time.strftime("%Y-%m-%d"),
-        "device": {"name": device.name, "description": device.description, "facts": device.facts},
-        "system": {"platform": platform.platform(), "python": platform.python_version()},
-        "packages": package_versions(),
-        "launch_seconds": machine.launch_seconds,
-        "roofs": [dataclasses.asdict(roof) for roof in machine.roofs.values()],
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
+    launch_seconds: float | None = None  # the former bench --json had it here
 
 
 def read_report(path: str) -> Report:
     """Read a report. WgradError: it is missing, no JSON (cut off), of another version, or no report."""
     found = read_json(path, _Format, "--compare", _AGAIN)
+    if found.launch_seconds is not None:
+        raise WgradError(f"--compare: {path} is of the former wgrad bench --json: {_AGAIN}")
     if found.format != FORMAT:
         raise WgradError(
             f"--compare: {path} has format {found.format}, and this version of wgrad reads format {FORMAT}: {_AGAIN}"
@@ -141,8 +136,8 @@ def compare(before: Report, machine: Machine, rows: Sequence[Row], again: Callab
     Raises:
         WgradError: The report has none of the operators.
     """
-    old = {row.name: row for row in before.rows}
-    spreads = {roof.name: roof.spread for roof in before.roofs}
+    old = {row.name: row for row in before.rates.rows}
+    spreads = {roof.name: roof.spread for roof in before.rates.roofs}
     changes = []
     for row in rows:
         if row.name not in old:

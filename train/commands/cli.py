@@ -28,6 +28,7 @@ from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.import_options import ImportOptions
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.push_config import PushConfig
+from wgrad.train.options.report_config import ReportConfig
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.options.studio_config import StudioConfig
 from wgrad.train.options.sweep_options import OF_NO_SWEEP
@@ -160,10 +161,7 @@ def _add_inspecting(add: _Add) -> None:
         "report-gpu", actions.report_gpu, "measure this GPU, compare it with NumPy, and write one file to send in"
     )
     report.epilog = "Takes about two minutes. The file is kept up to date, so that a crash leaves what was measured."
-    report.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")
-    report.add_argument("--out", default=None, metavar="FILE", help="the file (default: gpu-report.json)")
-    size = "how large the timed work is, as of bench (default: auto)"
-    report.add_argument("--size", default="auto", choices=("auto", "large", "small", "tiny"), help=size)
+    add_options(report, ReportConfig)
     selftest = add("selftest", actions.selftest, "check every operator of a device against a float64 reference")
     selftest.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")
     selftest.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")

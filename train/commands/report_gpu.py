@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 import wgrad
+from wgrad.autograd.bench.entries import operator_names
 from wgrad.autograd.diagnosis import findings, notes
 from wgrad.autograd.machine import this_machine
 from wgrad.autograd.select_device import check_spec, list_devices
@@ -28,15 +29,14 @@ from wgrad.device.child import Child, Silent
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
 from wgrad.device.main_memory import main_memory
+from wgrad.train.commands.bench_report import FORMAT, check_operators
 from wgrad.train.commands.code_version import code_version
 from wgrad.train.commands.selftest import package_versions
 from wgrad.train.files.decode import decode_json
+from wgrad.train.options.report_config import DEVICE, FINE_TUNE, PARTS, RATES, SELF_TEST, ReportConfig
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
 
-FORMAT = 1
-DEFAULT_OUT = "gpu-report.json"
-PARTS = ("device", "self-test", "rates", "fine-tune", "cpu")
 # Seconds without a line after which a part counts as hung. One shader may take a driver a minute; the fine-tune says
 # nothing while it compiles and trains, and ends its own waits earlier.
 SILENCE, SILENCE_OF_A_RUN = 180.0, 1200.0
@@ -95,21 +95,18 @@ def _text(contents: Mapping[str, Any]) -> str:
     return re.sub(rf'"{mark}\d+"', lambda found: rows[found[0]], text) + "\n"
 
 
-def run_report(spec: str, out: str, size: str) -> int:
+def run_report(config: ReportConfig) -> int:
     """Measure this GPU and write the report.
-
-    Args:
-        spec: Device, as for --device.
-        out: File to write.
-        size: Size of the timed work, as for `wgrad bench`.
 
     Returns:
         0, or 1 if a part failed or a result was wrong.
 
     Raises:
-        WgradError: There is no such device, or the file cannot be written.
+        WgradError: There is no such device or operator, or the file cannot be written.
     """
-    check_spec(spec)
+    check_spec(config.device)
+    check_operators(config.op)
+    out = config.out
     check_writable(out, "--out")
     display = Display(make_console("stdout"))
     report = _Report(out)
@@ -118,7 +115,8 @@ def run_report(spec: str, out: str, size: str) -> int:
         "wgrad": wgrad.__version__,
         "code": code_version(),
         "date": time.strftime("%Y-%m-%d"),
-        "asked": spec,
+        "asked": config.device,
+        **({"only": list(config.only)} if config.only else {}),
         "system": _system(),
         "packages": package_versions(),
     }
@@ -127,22 +125,28 @@ def run_report(spec: str, out: str, size: str) -> int:
     report.save()
     report.contents["doctor"] = _doctor()
     report.save()
-    for name in PARTS:
+    ops = config.op or (operator_names() if config.only else ())
+    for name in config.parts:
         part = report.contents[name] = {"state": "running"}
         report.save()
         begun = time.monotonic()
         with display.phase(name, unit="steps") as phase:
-            for number, _ in enumerate(_run_part(name, spec, size, part)):
+            for number, _ in enumerate(_run_part(name, config.device, config.size, part, ops)):
                 phase.update(number)
                 report.save(now=False)
         part["seconds"] = round(time.monotonic() - begun, 1)
         report.save()
         display.say(f"{name}: {_in_words(name, part)}")
-        if name == "device" and part["state"] != "done":
+        if name == DEVICE and part["state"] != "done":
             break
     report.contents["summary"] = summary(report.contents)
     report.save()
-    display.say(f"{out} is written. {where_to_send()}")
+    then = (
+        where_to_send()
+        if not config.only
+        else f"wgrad bench --compare {out} compares with it." * (RATES in config.only)
+    )
+    display.say(f"{out} is written. {then}".strip())
     return 0 if _all_right(report.contents) else 1
 
 
@@ -185,12 +189,13 @@ def _doctor() -> list[str]:
         return [str(error)]
 
 
-def _run_part(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator[None]:
-    """Run a part; after a crash, run it again from the case after the one at fault."""
+def _run_part(name: str, spec: str, size: str, part: dict[str, Any], ops: Sequence[str] = ()) -> Iterator[None]:
+    """Run a part; after a crash, run it again from the case after the one at fault. ops: as `rates` takes them."""
     start, deaths, first = 0, list[dict[str, Any]](), None
     worst: dict[str, float] = {}
     while True:
-        ending = yield from _run_process([name, spec, size, str(start)], part, {})
+        more = ["0", *ops] if name == RATES and ops else []
+        ending = yield from _run_process([name, spec, size, str(start), *more], part, {})
         doing, failed = part.pop("doing", ""), part.pop("first_failed", None)
         first = failed if first is None else first
         for kernel, share in part.pop("worst_by_kernel", {}).items():
@@ -201,11 +206,11 @@ def _run_part(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator
         deaths.append({"at": doing, "ending": ending})
         part["deaths"] = deaths
         at = part.pop("number", None)
-        goes_on = name == "self-test" and at is not None
+        goes_on = name == SELF_TEST and at is not None
         if len(deaths) == 1 and (goes_on or spec.startswith("hip")):
             # Repeat the case, or the part, on a device that waits for each launch and prints it.
             alone: dict[str, Any] = {}
-            yield from _run_process([name, spec, size, *([str(at), "1"] if goes_on else ["0"])], alone, _TRACING)
+            yield from _run_process([name, spec, size, *([str(at), "1"] if goes_on else ["0", *more])], alone, _TRACING)
             deaths[-1] |= {key: alone[key] for key in ("last_launch", "said") if key in alone}
         if at is None or not goes_on or len(deaths) == DEATHS:
             part["state"] = f"{ending}{f' at {doing}' if doing else ''}"
@@ -234,7 +239,7 @@ def _run_process(
 ) -> Generator[None, None, str]:
     """Run a part in a process and collect its lines in `part`. Return how it failed; "": it did not."""
     child = Child(_CODE.format(path=sys.path, arguments=tuple(arguments)), {**os.environ, **environment})
-    silence = SILENCE_OF_A_RUN if arguments[0] == "fine-tune" else SILENCE
+    silence = SILENCE_OF_A_RUN if arguments[0] == FINE_TUNE else SILENCE
     try:
         while (line := child.line(silence)) is not None:
             take(part, line)
@@ -274,21 +279,22 @@ def take(part: dict[str, Any], line: str) -> None:
 def _in_words(name: str, part: Mapping[str, Any]) -> str:
     if part["state"] != "done":
         return f"{part['state']} {part.get('said', '')}".strip()
-    if name == "self-test":
+    if name == SELF_TEST:
         left = f", {part['left']} left out for time" if part.get("left") else ""
         deaths = part.get("deaths", ())
         ended = f", {len(deaths)} ended the process (first {deaths[0]['at']})" if deaths else ""
         return f"{part['passed']} cases passed, {part['failed']} failed{ended}{left} ({part['seconds']:.0f} s)"
-    if name == "fine-tune":
+    if name == FINE_TUNE:
         verdict = "as NumPy" if part["ok"] else "WRONG"
         return f"{verdict}: losses differ by {part['worst']:.1e} at most, {part['limit']:.0e} allowed"
     return str(part.get("said_in_short") or f"done ({part['seconds']:.0f} s)")
 
 
 def _all_right(contents: Mapping[str, Any]) -> bool:
-    parts = [contents.get(name, {}) for name in PARTS]
-    done = all(part.get("state") == "done" and not part.get("deaths") for part in parts)
-    return done and not contents["self-test"]["failed"] and bool(contents["fine-tune"]["ok"])
+    parts = {name: contents[name] for name in PARTS if name in contents}
+    if not parts or any(part.get("state") != "done" or part.get("deaths") for part in parts.values()):
+        return False
+    return not parts.get(SELF_TEST, {}).get("failed") and bool(parts.get(FINE_TUNE, {"ok": True})["ok"])
 
 
 def summary(contents: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from wgrad.train.options.bench_config import AUTO_SIZE
 
 TEST_SECONDS, RATE_SECONDS = 45.0, 30.0
 CHUNK = 32  # cases whose kernels are compiled together
-WARM_SECONDS = 0.1
+WARM_SECONDS, LONG_WARM_SECONDS = 0.1, 0.5  # before an operator; before a peak rate, and each of operators asked for
 Said = dict[str, Any]  # a line: {"set": {...}} or {"add": [name, row]}
 
 
@@ -103,19 +103,25 @@ def _case_row(result: Result) -> Said:
     return row if result.ok else {**row, "failed": result.message or f"{result.output} is off"}
 
 
-def _digits(value: float) -> float:
-    """Round to three significant digits."""
-    return float(f"{value:.3g}")
+def _digits(value: float, count: int = 3) -> float:
+    """Round to so many significant digits."""
+    return float(f"{value:.{count}g}")
 
 
-def rates(device: Device, size: str = AUTO_SIZE, seconds: float = RATE_SECONDS) -> Iterator[Said]:
+def rates(
+    device: Device, size: str = AUTO_SIZE, ops: tuple[str, ...] = (), seconds: float = RATE_SECONDS
+) -> Iterator[Said]:
     """Yield the device's peak rates, and the fraction of them that its operators reach.
 
-    Each operator is timed once, matmuls and attention first, then others until the time is over.
+    Args:
+        device: Device to measure.
+        size: Size of the work.
+        ops: Operators to time, without a limit. None: each once, matmuls and attention first, until the time is over.
+        seconds: That time.
     """
     sizes = SIZES[choose_sizes(device) if size == AUTO_SIZE else size]
     yield {"set": {"size": sizes.name, "doing": "peak rates"}}
-    machine = measure_machine(device, sizes, WARM_SECONDS)
+    machine = measure_machine(device, sizes, LONG_WARM_SECONDS)
     yield {"set": {"launch_seconds": machine.launch_seconds}}
     for roof in machine.roofs.values():
         yield {"add": ["roofs", dataclasses.asdict(roof)]}
@@ -123,19 +129,20 @@ def rates(device: Device, size: str = AUTO_SIZE, seconds: float = RATE_SECONDS) 
     shown = [_rate(roof) for roof in machine.roofs.values()]
     yield {"set": {"said_in_short": ", ".join(shown)}}
     begun = time.monotonic()
-    selected = by_turns(entries(device, sizes), device.fastest_compute)
+    selected = by_turns(entries(device, sizes, ops), device.fastest_compute)
+    warm_up = LONG_WARM_SECONDS if ops else WARM_SECONDS
     with Sampled(device.sensors) as sampled:
         for number, entry in enumerate(selected):
-            if time.monotonic() - begun > seconds:
+            if not ops and time.monotonic() - begun > seconds:
                 yield {"set": {"left": len(selected) - number}}
                 break
             yield {"set": {"doing": entry.name}}
             try:
-                row = measure(device, machine, entry, WARM_SECONDS)
+                row = measure(device, machine, entry, warm_up)
             except OperatorMissing:
                 continue
-            figures = {"seconds": row.seconds, "flop": row.flop, "bytes": row.nbytes, "share": row.share}
-            rounded = {name: _digits(value) for name, value in figures.items()}
+            figures = {"seconds": row.seconds, "spread": row.spread, "flop": row.flop, "bytes": row.nbytes}
+            rounded = {name: _digits(value) for name, value in figures.items()} | {"share": _digits(row.share, 4)}
             more = _expected(device, entry, row)
             yield {"add": ["rows", {"name": row.name, **rounded, "bound": row.bound, "roof": row.roof, **more}]}
     if summary := sampled.summary():
@@ -223,8 +230,8 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def main(name: str, spec: str, size: str, start: str = "0", most: str = "0") -> None:
-    """Run a part, and write its lines to standard output."""
+def main(name: str, spec: str, size: str, start: str = "0", most: str = "0", *ops: str) -> None:
+    """Run a part, and write its lines to standard output. start, most: of `self_test`. ops: of `rates`."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # so that drivers print to standard error
 
@@ -240,7 +247,7 @@ def main(name: str, spec: str, size: str, start: str = "0", most: str = "0") -> 
             elif name == "self-test":
                 lines = self_test(device, int(start), int(most))
             else:
-                lines = rates(device, size)
+                lines = rates(device, size, ops)
         for line in lines:
             print(json.dumps(finite(line), allow_nan=False), file=out, flush=True)
         out.close()

@@ -9,6 +9,7 @@ from wgrad.train.options.finetune_config import DEVICE_HELP
 from wgrad.train.options.options import NOT_NEGATIVE, Options, Rule, option
 
 AUTO_SIZE = "auto"
+SIZE_CHOICES = (AUTO_SIZE, "large", "small", "tiny")
 _SIZES: Rule = (
     "must be three sizes from 1 to 4294967295, as in 2048x8192x2048",
     lambda v: v.count("x") == 2 and all(0 < (whole_number(n) or 0) < 2**32 for n in v.split("x")),
@@ -24,7 +25,7 @@ class BenchConfig(Options):
     size: str = option(
         AUTO_SIZE,
         "how large the work is (auto: large if the device copies 30 GB/s, and with --compare as in the file)",
-        choices=(AUTO_SIZE, "large", "small", "tiny"),
+        choices=SIZE_CHOICES,
     )
     warm_up: float = option(
         0.5,
@@ -32,11 +33,10 @@ class BenchConfig(Options):
         rule=NOT_NEGATIVE,
         metavar="S",
     )
-    json: bool = option(False, "one JSON object instead of the table")
     compare: str | None = option(
         None,
-        "earlier output of --json to compare with: status 1 if an operator is more than 5 % slower, relative to the "
-        "peak rates of each run and beyond their spread",
+        "file of report-gpu to compare with: time its operators, and end with status 1 if one is more than 5 % slower, "
+        "relative to the peak rates of each run and beyond their spread",
         metavar="FILE",
         path=True,
     )
