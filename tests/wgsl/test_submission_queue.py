@@ -19,7 +19,7 @@ from wgrad.device.errors import DeviceError
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import native, submission_queue
 from wgrad.wgsl.runtime.runtime import MAX_GROUPS
-from wgrad.wgsl.runtime.submission_queue import MAX_IN_FLIGHT, MAX_SHORT_IN_FLIGHT, STAGED_BYTES, UPLOAD_BYTES
+from wgrad.wgsl.runtime.submission_queue import MAX_IN_FLIGHT, MAX_SHORT_IN_FLIGHT, STAGED_BYTES
 from wgrad.wgsl.runtime.submit_thread import SubmitThread
 
 LATE = 0.02  # seconds
@@ -319,45 +319,6 @@ def test_of_short_submissions_more_are_in_flight(
         assert not waits, number
         queue.submit([], work=work)
     assert waits == [most // 2 + 1]
-
-
-@pytest.mark.parametrize("nbytes", [STAGED_BYTES - 4, STAGED_BYTES, UPLOAD_BYTES + 4, 9 * UPLOAD_BYTES + 6])
-def test_large_writes_go_through_a_few_buffers(
-    nbytes: int, wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In order with what is launched before and behind them; what lies behind the array stays."""
-    made: list[int] = []
-    waits: list[str] = []
-    create, wait = wgpu_device._device.create_buffer, submission_queue._Mapping.wait
-
-    def waited(self: Any, queue: Any, doing: str) -> None:
-        waits.append(doing)
-        wait(self, queue, doing)
-
-    monkeypatch.setattr(submission_queue._Mapping, "wait", waited)
-    queue = wgpu_device._queue
-    monkeypatch.setattr(queue, "_uploads", type(queue._uploads)(queue))
-
-    def noted(**how: Any) -> Any:
-        made.append(how["size"])
-        return create(**how)
-
-    memory = wgpu_device.zeros((nbytes // 2 + 64,), np.float16)
-    array = wgpu_device.view(memory, (nbytes // 2,))
-    monkeypatch.setattr(wgpu_device._device, "create_buffer", noted)
-    rng = np.random.default_rng(0)
-    kept = []
-    for _ in range(2):
-        values = rng.standard_normal(nbytes // 2).astype(np.float16)
-        wgpu_device.write(array, values)
-        kept.append((values, wgpu_device.empty(values.shape, np.float16)))
-        wgpu_device.copy(array, kept[-1][1])
-    pieces = -(-nbytes // UPLOAD_BYTES) * 2 if nbytes >= STAGED_BYTES else 0
-    assert made.count(UPLOAD_BYTES) == min(pieces, 6)
-    assert waits.count("writing to the device") == max(pieces - 6, 0)  # a software driver needs none
-    for values, copy in kept:
-        np.testing.assert_array_equal(wgpu_device.download(copy), values)
-    assert not wgpu_device.download(memory)[nbytes // 2 :].any()
 
 
 def test_readbacks_share_memory_one_after_another(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:

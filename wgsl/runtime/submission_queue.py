@@ -22,6 +22,9 @@ from wgrad.wgsl.runtime.submit_thread import Submitted, SubmitThread
 # caller that queues a block of steps reads the one before meanwhile.
 MAX_IN_FLIGHT, MAX_SHORT_IN_FLIGHT = 8, 64
 UPLOAD_BYTES, _UPLOADS = 4 << 20, 6  # size and number of the buffers for large writes
+# Behind launches a buffer is free only after them, and more are made: with several ranks two parts of a backward are
+# in front of each bucket, and for 6 buffers the host waited for up to 28 ms (bench/notes/scaling.md).
+_MOST_UPLOADS = 20
 STAGED_BYTES = 1 << 20  # writes of at least this size, such as a bucket of the gradient, go through them
 _MOST_STAGING_BYTES = 256 << 20  # of buffers kept for the next readback: more than the buckets of an 8B's gradient
 
@@ -95,7 +98,8 @@ class Readback:
         mapped = lib.wgpuBufferGetConstMappedRange(handle(staging), 0, staging.size)
         if mapped == ffi.NULL:
             raise self._queue.refused("the device is lost", "reading from the device")
-        target[:] = ffi.buffer(mapped, len(target))
+        # Unlike an assignment to `target` this lets the submit thread run meanwhile.
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(ffi.buffer(mapped, len(target)), np.uint8))
         lib.wgpuBufferUnmap(handle(staging))
         self._queue.keep_staging(staging)
         error_log().raise_if_any("reading from the device")
@@ -131,7 +135,8 @@ class _Uploads:
     def _take(self) -> Any:
         """Return a mapped buffer."""
         doing = "writing to the device"
-        if len(self._free) < _UPLOADS:
+        pending = bool(self._free) and not self._free[0][1].done
+        if len(self._free) < (_MOST_UPLOADS if pending and self._queue.in_flight else _UPLOADS):
             try:
                 make = self._queue._device.create_buffer
                 return make(size=UPLOAD_BYTES, usage="MAP_WRITE|COPY_SRC", mapped_at_creation=True)
