@@ -43,7 +43,13 @@ class HipDevice(AttentionRounding):
             "runtime": binding.runtime_version(),
             "package": binding.package(),
         }
-        kernels = {"origin": self.modules.origin, "digest": self.modules.digest(), "loaded": self.modules.loaded()}
+        modules = self.modules
+        kernels = {
+            "origin": modules.origin,
+            "digest": modules.digest(),
+            "loaded": modules.loaded(),
+            "refused": modules.refused,
+        }
         return {"hip": versions, "kernels": kernels, "system": describe_system()}
 
     def kernels_of(self, work: Callable[[Any], object]) -> list[tuple[str, str]]:

@@ -15,14 +15,17 @@ TWINS = {
     **dict.fromkeys(("gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153"), "gfx1100"),
     "gfx1200": "gfx1201",
 }
+# Generic targets, which a ROCm that knows code object version 6 loads on every GPU of a generation, and the
+# architecture whose machine code theirs is, byte for byte, under a header of their own (build.py).
+GENERIC = {"gfx11-generic": "gfx1100", "gfx12-generic": "gfx1201"}
 # Lower byte of e_flags in the ELF header of a code object. Source: LLVM, User Guide for AMDGPU Backend, "ELF Header".
 _MACHINE = {
     0x2C: "gfx900", 0x2D: "gfx902", 0x2E: "gfx904", 0x2F: "gfx906", 0x30: "gfx908", 0x31: "gfx909", 0x32: "gfx90c",
     0x33: "gfx1010", 0x34: "gfx1011", 0x35: "gfx1012", 0x36: "gfx1030", 0x37: "gfx1031", 0x38: "gfx1032",
     0x39: "gfx1033", 0x3D: "gfx1035", 0x3E: "gfx1034", 0x3F: "gfx90a", 0x41: "gfx1100", 0x42: "gfx1013",
     0x43: "gfx1150", 0x44: "gfx1103", 0x45: "gfx1036", 0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200",
-    0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201", 0x4F: "gfx950", 0x55: "gfx1152",
-    0x58: "gfx1153",
+    0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201", 0x4F: "gfx950", 0x54: "gfx11-generic", 0x55: "gfx1152",
+    0x58: "gfx1153", 0x59: "gfx12-generic",
 }  # fmt: skip
 _EM_AMDGPU = 224
 _UNITS_OF_A_DIE = {"gfx942": 38, "gfx950": 32}  # MI300X: 304 compute units on 8 dies; MI300A: 228 on 6; MI355X: 256
@@ -58,6 +61,11 @@ def check_supported(architecture: str, gpu: str) -> None:
         )
 
 
+def generic(architecture: str) -> str:
+    """Return the generic target of an architecture that has no objects of its own, empty where there is none."""
+    return next((name for name, twin in GENERIC.items() if twin == TWINS.get(architecture)), "")
+
+
 def dies(gpu: Gpu) -> int:
     """Return the number of dies, which take a launch's work-groups in turn. Source: AMD, CDNA3 and 4 white papers."""
     return max(1, gpu.compute_units // _UNITS_OF_A_DIE.get(gpu.architecture, gpu.compute_units))
@@ -76,7 +84,8 @@ def check_image(image: bytes, where: str, architecture: str, gpu: str) -> None:
     if sections + size * count > len(image):
         raise DeviceError(f"the code object {where} is cut off at {len(image):,} bytes; {_AGAIN}")
     made_for = image[48]
-    if machine == _EM_AMDGPU and _MACHINE.get(made_for) != architecture and architecture in _MACHINE.values():
+    fits = _MACHINE.get(made_for, "unknown") in (architecture, generic(architecture))
+    if machine == _EM_AMDGPU and not fits and architecture in _MACHINE.values():
         raise DeviceError(
             f"the code object {where} is for {_MACHINE.get(made_for, f'machine {made_for:#x}')}, and this GPU is"
             f" {gpu} ({architecture}); {_AGAIN}"

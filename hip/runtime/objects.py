@@ -6,6 +6,7 @@ hip/objects/<architecture>/<file>.co.xz, and hip/objects/manifest.json, which `h
      "sources": {"gfx942/gemm.co": digest of clang's flags and of the texts of the source and its headers},
      "texts": {"gfx942/gemm.co": digest of what the preprocessor makes of the source},
      "objects": {"gfx942/gemm.co": SHA-256 before compression}}
+A generic target's objects (GENERIC) are stored as what differs from their twin's, a hundredth of the size.
 $WGRAD_HIP_OBJECTS names another folder of this layout, where files may also be uncompressed (<file>.co).
 """
 
@@ -15,11 +16,13 @@ import hashlib
 import json
 import lzma
 import os
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import DeviceError
+from wgrad.hip.runtime.architectures import GENERIC
 
 HIP = Path(__file__).resolve().parents[1]  # its folders hold the kernels beside the Python that launches them
 MANIFEST = "manifest.json"
@@ -44,7 +47,7 @@ def serves(source: Path, architecture: str) -> bool:
     """Return whether a source is for an architecture: its head may list some (`// architectures: gfx942 gfx90a`)."""
     for line in source.read_text(encoding="utf-8").splitlines():
         if line.startswith("// architectures:"):
-            return architecture in line.partition(":")[2].split()
+            return GENERIC.get(architecture, architecture) in line.partition(":")[2].split()
         if not line.startswith("//"):
             break
     return True
@@ -85,14 +88,47 @@ def compress(image: bytes) -> bytes:
     return lzma.compress(image, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=_FILTERS)
 
 
+def write_object(path: Path, image: bytes) -> None:
+    """Write a .co.xz file; that of a generic target after its twin's.
+
+    Raises:
+        DeviceError: The twin's is missing or damaged.
+    """
+    if path.parent.name in GENERIC:
+        image = _difference(image, _twins(path)) + zlib.crc32(image).to_bytes(4, "little")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(compress(image))
+
+
 def read_object(path: Path) -> bytes:
     """Return the code object in a .co or .co.xz file.
 
     Raises:
-        DeviceError: The compressed data is damaged, or larger than a code object can be.
+        DeviceError: The compressed data is damaged, or larger than a code object can be; or a generic target's was
+            stored with another twin.
     """
     data = path.read_bytes()
-    return decompress(data, str(path)) if path.suffix == ".xz" else data
+    if path.suffix != ".xz":
+        return data
+    image = decompress(data, str(path))
+    if path.parent.name in GENERIC:
+        check, image = image[-4:], _difference(image[:-4], _twins(path))
+        if zlib.crc32(image).to_bytes(4, "little") != check:
+            raise DeviceError(f"the code object {path} is damaged (it was made with another twin); install wgrad again")
+    return image
+
+
+def _twins(path: Path) -> bytes:
+    twin = path.parents[1] / GENERIC[path.parent.name] / path.name
+    if not twin.is_file():
+        raise DeviceError(f"the code object {path} is damaged ({twin} is missing, a part of it); install wgrad again")
+    return read_object(twin)
+
+
+def _difference(image: bytes, other: bytes) -> bytes:
+    """Return the exclusive or of two files, of the first one's size; its own inverse."""
+    size = len(image)
+    return (int.from_bytes(image) ^ int.from_bytes(other[:size].ljust(size, b"\0"))).to_bytes(size)
 
 
 def decompress(data: bytes, where: str) -> bytes:

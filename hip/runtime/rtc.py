@@ -1,8 +1,8 @@
 """hiprtc, ROCm's run-time compiler: code objects of GPUs for which none were built, kept in a cache.
 
-The package has objects of every supported GPU, so hiprtc is needed in two cases. Eight architectures run another one's
-objects under a new name (TWINS), which no driver has loaded yet: if one refuses, an empty folder as $WGRAD_HIP_OBJECTS
-leads here. And `build.py` leaves out objects whose compiler is not installed.
+The package has objects of every supported GPU, so hiprtc is needed in two cases. Eight architectures run generic
+objects, or another one's under a new name (GENERIC and TWINS in architectures.py), which no driver has loaded yet: if
+it refuses both, hiprtc compiles. And `build.py` leaves out objects whose compiler is not installed.
 
 Files in the cache folder `hip` (device/cache.py) are <file>-<architecture>-<digest>.co.xz; the digest covers the
 format, the source, the headers and the options, so that another version of wgrad never uses them.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
 import shutil
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,9 +21,9 @@ from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime import build as building
 from wgrad.hip.runtime import compile as compile_module
-from wgrad.hip.runtime.architectures import SHIPPED, SUPPORTED, TWINS, check_image, renamed
-from wgrad.hip.runtime.build import build, compile_source, compiler, compiler_version, differing, main, outdated
-from wgrad.hip.runtime.compile import Modules
+from wgrad.hip.runtime.architectures import GENERIC, SUPPORTED, TWINS, check_image, generic, renamed
+from wgrad.hip.runtime.build import BUILT, build, compile_source, compiler, compiler_version, differing, main, outdated
+from wgrad.hip.runtime.compile import GENERIC_VERSION, Modules
 from wgrad.hip.runtime.objects import (
     HIP,
     MANIFEST,
@@ -43,11 +46,11 @@ QUICK = 16 << 10
 
 
 def _quick(architecture: str, stem: str) -> bool:
-    path = OBJECTS / architecture / f"{stem}.co.xz"
+    path = OBJECTS / GENERIC.get(architecture, architecture) / f"{stem}.co.xz"
     return path.exists() and path.stat().st_size <= QUICK
 
 
-BUILT_HERE = [a for a in SHIPPED if not clang_for(a).missing] or list(SHIPPED)
+BUILT_HERE = [a for a in BUILT if not clang_for(a).missing] or list(BUILT)
 SERVED = [(s, [a for a in BUILT_HERE if serves(s, a)]) for s in sources()]
 TURN = zlib.crc32((OBJECTS / MANIFEST).read_bytes())
 SAMPLE = [(s, found[(TURN + n) // 2 % len(found)]) for n, (s, found) in enumerate(SERVED) if (TURN + n) % 2]
@@ -88,7 +91,7 @@ def test_compiling_again_gives_the_same_bytes(pair: tuple[Path, str]) -> None:
 
 
 def test_each_object_is_for_its_folder() -> None:
-    for architecture in SHIPPED:
+    for architecture in BUILT:
         found = sorted((OBJECTS / architecture).glob("*.co.xz"))
         assert found
         for path in found:
@@ -114,35 +117,126 @@ def test_twins_have_the_same_machine_code(
     architecture: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As clang would make it. Of gfx1200 another source whenever an object has changed."""
-    monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(OBJECTS))
+    runtime(monkeypatch, version=GENERIC_VERSION - 1)
     image, _ = Modules(architecture)._image(source)
     compile_source(source_file(source), architecture, tmp_path / "made.co")
     assert image == (tmp_path / "made.co").read_bytes()
 
 
+@pytest.mark.parametrize(("target", "twin"), GENERIC.items())
+def test_generic_objects_have_their_twins_machine_code(target: str, twin: str) -> None:
+    """Every kernel's, with the same registers and sizes, so what is tested of the one holds of the other. They differ
+    in the ELF header and the name of the target in the metadata."""
+    folder = OBJECTS / target
+    assert {path.name for path in folder.iterdir()} == {path.name for path in (OBJECTS / twin).iterdir()}
+    for path in folder.iterdir():
+        image = read_object(path)
+        here, there = (CodeObject(i, a, path.name) for i, a in ((image, target), (_twin_of(path), twin)))
+        assert image[8] == 4 and image[51] == 1  # version 6 of the ABI, version 1 of the generic target
+        assert here.kernels == there.kernels
+        for kernel in here.kernels:
+            (entry, size), (others, same) = here.symbols[kernel], there.symbols[kernel]
+            assert size == same and _bytes(here, entry, size) == _bytes(there, others, size), kernel
+            ours, theirs = here.descriptor(kernel), there.descriptor(kernel)
+            assert ours._replace(address=0, entry=0) == theirs._replace(address=0, entry=0), kernel
+
+
+def _twin_of(path: Path) -> bytes:
+    return read_object(OBJECTS / GENERIC[path.parent.name] / path.name)
+
+
+def _bytes(code: CodeObject, address: int, size: int) -> bytes:
+    (segment,) = (s for s in code.segments if s.address <= address < s.address + len(s.data))
+    return segment.data[address - segment.address :][:size]
+
+
+def test_a_generic_object_with_another_twin_is_refused(tmp_path: Path) -> None:
+    """It is stored as what differs from its twin's."""
+    for name in ("gfx12-generic", "gfx1201"):
+        shutil.copytree(OBJECTS / name, tmp_path / name, ignore=shutil.ignore_patterns("[!s]*"))
+    path = tmp_path / "gfx12-generic" / "storage.co.xz"
+    assert read_object(path) == read_object(OBJECTS / "gfx12-generic" / "storage.co.xz")
+    twin = tmp_path / "gfx1201" / "storage.co.xz"
+    twin.write_bytes(compress(read_object(twin)[:-1] + b"x"))
+    with pytest.raises(DeviceError, match="made with another twin"):
+        read_object(path)
+    twin.unlink()
+    with pytest.raises(DeviceError, match=r"storage.co.xz is missing, a part of it"):
+        read_object(path)
+
+
+def runtime(
+    monkeypatch: pytest.MonkeyPatch, refused: Collection[str] = (), version: int = GENERIC_VERSION
+) -> list[str]:
+    """Stand in for a driver that refuses these architectures' objects, and return those that it is asked to load."""
+    asked: list[str] = []
+
+    def load(image: bytes) -> tuple[Any, ...]:
+        (target,) = re.findall(rb"amdgcn-amd-amdhsa--([a-z0-9-]*)", image)
+        asked.append(target.decode())
+        return (209,) if asked[-1] in refused else (0, "a module")
+
+    fake = SimpleNamespace(
+        hipModuleLoadData=load, hipSetDevice=lambda index: (0,), hipRuntimeGetVersion=lambda: (0, version)
+    )
+    monkeypatch.setattr(binding, "hip", lambda: fake)
+    monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(OBJECTS))
+    return asked
+
+
 @pytest.mark.parametrize(("architecture", "twin"), TWINS.items())
 def test_twins_are_served(architecture: str, twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under their own name. A file for another architecture is refused."""
-    monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(OBJECTS))
+    """By generic objects, where ROCm knows them, else under their own name. A file for another one is refused."""
+    asked = runtime(monkeypatch, version=GENERIC_VERSION - 1)
     modules = Modules(architecture)
+    assert modules.origin == "shipped" and modules.digest() == Modules(twin).digest() and modules.has("gemm")
     image, _ = modules._image("storage")
     check_image(image, "storage", architecture, "a card")
-    assert modules.origin == "shipped" and modules.digest() == Modules(twin).digest() and modules.has("gemm")
     with pytest.raises(DeviceError, match=f"code object for {twin} is damaged, which {architecture} uses too"):
         renamed(image, architecture)
+    modules._module("storage")
+    assert modules.loaded() == {"storage": f"{twin}/storage.co.xz"}
+    asked += runtime(monkeypatch)
+    modules, others = Modules(architecture), Modules(twin)
+    modules._module("storage")
+    assert modules.loaded() == {"storage": f"{generic(architecture)}/storage.co.xz"}
+    assert asked == [architecture] and modules.digest() != others.digest()
+    with pytest.raises(DeviceError, match="is for gfx1.-generic, and this GPU is"):
+        check_image(modules._modules["storage"][1], "storage", twin, "a card")
 
 
-def test_a_twin_that_the_driver_refuses_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No driver has loaded a renamed object yet. An empty folder in their place leads to hiprtc."""
-    refusing = SimpleNamespace(hipModuleLoadData=lambda image: (209,), hipSetDevice=lambda index: (0,))
-    monkeypatch.setattr(binding, "hip", lambda: refusing)
-    monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(OBJECTS))
-    for architecture, remedy in (
-        ("gfx1151", "gfx1100's, renamed: set WGRAD_HIP_OBJECTS"),
-        ("gfx942", "build it again"),
-    ):
-        with pytest.raises(DeviceError, match=remedy):
-            Modules(architecture)._module("storage")
+def test_objects_that_the_driver_refuses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """After a generic object comes the twin's, then hiprtc. Own objects have no substitute."""
+    asked = runtime(monkeypatch, {"gfx11-generic"})
+    modules = Modules("gfx1151")
+    for source in ("storage", "dropout"):
+        modules._module(source)
+    assert asked == ["gfx11-generic", "gfx1151", "gfx1151"] and modules.origin == "shipped" and not caplog.records
+    assert modules.refused == {"gfx11-generic": "209"}
+    assert modules.loaded() == {"storage": "gfx1100/storage.co.xz", "dropout": "gfx1100/dropout.co.xz"}
+
+    asked = runtime(monkeypatch, {"gfx11-generic", "gfx1151"})
+    monkeypatch.setattr(compile_module, "compile_with_hiprtc", lambda *given: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        Modules("gfx1151", "a card")._module("storage")
+    (note,) = (record.getMessage() for record in caplog.records)
+    assert "none of the code objects that ship for a card (gfx11-generic: 209, gfx1100: 209), so hiprtc" in note
+
+    def missing(*_: str) -> tuple[bytes, str]:
+        raise DeviceError("no hiprtc")
+
+    monkeypatch.setattr(compile_module, "compile_with_hiprtc", missing)
+    with pytest.raises(DeviceError, match="no hiprtc; the driver refused .* .gfx11-generic: 209, gfx1100: 209"):
+        Modules("gfx1151")._module("storage")
+
+    asked = runtime(monkeypatch, {"gfx942"})
+    with pytest.raises(DeviceError, match="cannot be loaded on a GPU .gfx942.; build it again"):
+        Modules("gfx942")._module("storage")
+    assert asked == ["gfx942"]
+
+
+def test_without_objects_hiprtc_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime(monkeypatch)
     monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(tmp_path))
     monkeypatch.setattr(compile_module, "compile_with_hiprtc", lambda *given: given)
     modules = Modules("gfx1151")
@@ -211,8 +305,8 @@ def test_another_compiler_is_told_from_stale_objects(
     assert "made with clang version 99, and this is" in capsys.readouterr().out
     path = tmp_path / "gfx942" / "storage.co.xz"
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(DeviceError, match="storage.co.xz is damaged"):
-        building.check(tmp_path, ["gfx942"], "")
+    assert building.check(tmp_path, ["gfx942"], "") == 1
+    assert "gfx942/storage.co is damaged" in capsys.readouterr().out
 
 
 @needs_clang
@@ -246,9 +340,9 @@ def test_an_architecture_without_its_compiler_is_named_and_left(
 def test_compilers_of_architectures_are_clang_19_and_22(monkeypatch: pytest.MonkeyPatch) -> None:
     """$WGRAD_CLANG names one for all."""
     monkeypatch.setattr(building, "CLANG", "")
-    assert {a: compiler(a) for a in SHIPPED} == {a: "clang-22" if a == "gfx950" else "clang-19" for a in SHIPPED}
+    assert {a: compiler(a) for a in BUILT} == {a: "clang-22" if a == "gfx950" else "clang-19" for a in BUILT}
     monkeypatch.setattr(building, "CLANG", "clang-20")
-    assert {compiler(a) for a in SHIPPED} == {"clang-20"}
+    assert {compiler(a) for a in BUILT} == {"clang-20"}
 
 
 @pytest.mark.parametrize("more", [b"", b"x"], ids=["too large", "more behind it"])
@@ -276,7 +370,9 @@ def test_manifest_names_the_headers_that_the_compiler_found(room: Path, tmp_path
     """Those of headers too, not what a comment or a branch for another machine names."""
     with (room / "storage.hip").open("a") as file:
         file.write('// #include "columns.hpp"\n#if 0\n#include "attention_mask.hpp"\n#endif\n')
-    build(tmp_path / "objects", ["gfx942"], root=room)
+    architectures = ("gfx12-generic", "gfx1201")  # the first is stored as what differs from the second
+    build(tmp_path / "objects", list(architectures), root=room)
+    assert outdated(tmp_path / "objects", root=room, architectures=architectures) == []
     assert read_manifest(tmp_path / "objects")["headers"] == {
         "dropout": ["elements.hpp", "gpu.hpp", "gpu_device.hpp", "gpu_types.hpp"],
         "storage": ["gpu.hpp", "gpu_device.hpp", "gpu_types.hpp"],

@@ -398,6 +398,7 @@ def test_the_details_of_a_report(emulator: Any) -> None:
     device.fill(device.empty((8,)), 1.0)
     found = device.details()
     assert found["kernels"]["origin"] in ("shipped", "hiprtc") and "storage" in found["kernels"]["loaded"]
+    assert found["kernels"]["refused"] == {}
     assert found["hip"]["driver"] and found["hip"]["package"] and len(found["kernels"]["digest"]) == 64
 
 
