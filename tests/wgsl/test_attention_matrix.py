@@ -1,4 +1,4 @@
-"""Attention on tensor cores, on an emulation of them: masks, splits, groups, rising scores, and what goes there."""
+"""Attention on tensor cores, on an emulation of them: masks, splits, groups, falling scores, and what goes there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PLAIN = {"attention_combine", "attention_delta", "attention_reduce"}  # for eit
 
 
 def _two_rows_alone(case: Case) -> Case:
-    """Return a case in which scores rise for only two of each 16 queries, so that a subgroup rescales for one row."""
+    """Return a case in which scores fall for only two of each 16 queries, so that a subgroup rescales for one row."""
 
     def build(rng: np.random.Generator) -> Inputs:
         inputs = case.build(rng)
@@ -49,11 +49,11 @@ def few_cases() -> list[Case]:
             attention_case("packed", (2, 133, 4, 2, 32), F16, documents=5, backward=back),
             attention_case("window", (2, 70, 4, 2, 32), F16, window=37, backward=back),
         ]
-    rising = attention_case("rising window", (2, 70, 4, 2, 32), F16, rising=40.0, window=37)
+    falling = attention_case("falling window", (2, 70, 4, 2, 32), F16, rising=-40.0, window=37)
     two_parts = attention_case("width of two tiles", (1, 45, 2, 1, 64), F16)
     return [
         *found,
-        _two_rows_alone(rising),
+        _two_rows_alone(falling),
         two_parts,
         PREFILL,
     ]
@@ -88,7 +88,7 @@ def test_what_lies_beyond_the_last_token_of_a_cache_is_not_read(matrix_device: A
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in few_cases() if "packed" in c.name or "rising" in c.name], ids=lambda c: c.name
+    "case", [c for c in few_cases() if "packed" in c.name or "falling" in c.name], ids=lambda c: c.name
 )
 def test_rows_passed_to_registers_in_parts_are_within_the_limits(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case
@@ -107,7 +107,7 @@ def test_rows_passed_to_registers_in_parts_are_within_the_limits(
 
 @pytest.mark.parametrize("lanes", PAIRED_LANES)
 @pytest.mark.parametrize(
-    "case", [c for c in few_cases() if "packed" in c.name or "rising" in c.name], ids=lambda c: c.name
+    "case", [c for c in few_cases() if "packed" in c.name or "falling" in c.name], ids=lambda c: c.name
 )
 def test_pairs_of_subgroups_share_rows(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int

@@ -29,10 +29,10 @@ _ATTENTION = [
     for width, t in ((10, F32), (32, F16))
     for backward in (False, True)
 ]
-# The maximum of a row rises from tile to tile, so what has been summed is scaled again.
-_RISING = attention_case("poisoned", (1, 41, 1, 1, 32), F16, keys=150, cache_len=109, rising=150.0)
+# Tiles are walked from the last, so the maximum of a row rises from tile to tile, and its sums are scaled again.
+_FALLING = attention_case("poisoned", (1, 41, 1, 1, 32), F16, keys=150, cache_len=109, rising=-150.0)
 _DECODING = attention_case("poisoned", (2, 1, 4, 2, 64), F32, keys=53, cache_len=41, window=13)
-_CASES = [*cases(), *matrix_cases(), *int8_cases(False), *transposed_cases(False), *_ATTENTION, _RISING, _DECODING]
+_CASES = [*cases(), *matrix_cases(), *int8_cases(False), *transposed_cases(False), *_ATTENTION, _FALLING, _DECODING]
 BY_NAME = {case.name: case for case in _CASES}
 _BACKWARD = ["attention_backward/poisoned/1x41x2x1x10/float32"]
 _MATRIX_BACKWARD = ["attention_backward/poisoned/1x41x2x1x32/float16"]
@@ -45,7 +45,7 @@ CASES = {
     "attention_backward_dq": _BACKWARD,
     "attention_decode": ["attention/poisoned/2x1x4x2x64,53/float32"],
     "attention_delta": _BACKWARD,
-    "attention_matrix": ["attention/poisoned/1x41x2x1x32/float16", _RISING.name],
+    "attention_matrix": ["attention/poisoned/1x41x2x1x32/float16", _FALLING.name],
     "attention_matrix_dkv": _MATRIX_BACKWARD,
     "attention_matrix_dq": _MATRIX_BACKWARD,
     "attention_matrix_dq_stored": _MATRIX_BACKWARD,

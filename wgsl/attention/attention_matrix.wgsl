@@ -12,8 +12,9 @@
 // (p_tile).
 //
 // The offset `top` of a row's exponents follows the row maximum only when that has grown by more than GROWTH (in powers
-// of two: p stays below 2^GROWTH, well inside f16). So the sums in `acc`, which can be scaled only through workgroup
-// memory, are rarely rescaled. Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 1, with base-2 exponents.
+// of two: p stays below 2^GROWTH, inside f16). So the sums in `acc`, which can be scaled only through workgroup memory,
+// are rarely rescaled. Tiles are walked from the last to the first, because a row's largest score is often that of its
+// own key. Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 1, with base-2 exponents.
 // Needs subgroups of LANES, in which neighbors share a row.
 enable f16;
 enable wgpu_cooperative_matrix;
@@ -22,7 +23,7 @@ enable wgpu_cooperative_matrix;
 #include "common.inc.wgsl" eight
 
 const THREADS: u32 = $SG_LANESu * SG;
-const GROWTH: f32 = 8.0;
+const GROWTH: f32 = 15.0;
 #include "attention_matrix.inc.wgsl" tiles
 
 var<workgroup> p_tile: array<vec4<f16>, BM * S_LD - 2u>;
@@ -44,20 +45,22 @@ fn main(
   let end_key = min(before + t_last + 1u, p.keys);
   let first_tile = first_key / BN + split;
   let tiles = (max((end_key + BN - 1u) / BN, first_tile) - first_tile + p.splits - 1u) / p.splits;
+  let last_tile = max(tiles, 1u) - 1u;  // of those of the split
 
   if (lid < 8u) { grown[lid] = 0u; }  // workgroup memory is not cleared: leftovers would make every tile rescale
   var top = FLOOR;
   var row_sum = 0.0;
-#include "attention_matrix.inc.wgsl" load loads=LOADS_COLUMNS x=k first=first_tile*BN end=end_key tokens=keys heads=kv_heads head=kv_head place=0u
+#include "attention_matrix.inc.wgsl" load loads=LOADS_COLUMNS x=k first=(first_tile+last_tile*p.splits)*BN end=end_key tokens=keys heads=kv_heads head=kv_head place=0u
 
   workgroupBarrier();
   for (var n = 0u; n < tiles; n++) {
-    let j0 = (first_tile + n * p.splits) * BN;
+    let j0 = (first_tile + (last_tile - n) * p.splits) * BN;
+    let next_j0 = (first_tile + (last_tile - min(n + 1u, last_tile)) * p.splits) * BN;
     // Keys from end_key on are not read: a cache may hold NaN beyond its last token, and 0 times NaN is not 0.
 #unroll n LOADS_COLUMNS
     let at_$n = (lid + $nu * THREADS) % (BN * W8);
     let v_j_$n = min(j0 + at_$n / W8, end_key - 1u);
-    let k_j_$n = min(j0 + p.splits * BN + at_$n / W8, end_key - 1u);
+    let k_j_$n = min(next_j0 + at_$n / W8, end_key - 1u);
     let v_next_$n = v[((b * p.keys + v_j_$n) * p.kv_heads + kv_head) * W8 + at_$n % W8];
     let k_next_$n = k[((b * p.keys + k_j_$n) * p.kv_heads + kv_head) * W8 + at_$n % W8];
 #end
