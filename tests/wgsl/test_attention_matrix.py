@@ -20,7 +20,7 @@ from wgrad.autograd.selftest.case import F16, Case, Inputs, upload_inputs
 from wgrad.autograd.selftest.run import call_case, to_host
 from wgrad.wgsl.attention import attention_backward, attention_matrix
 from wgrad.wgsl.attention.attention_matrix import MatrixRows
-from wgrad.wgsl.attention.attention_matrix_keys import PAIRED_LANES, MatrixKeys
+from wgrad.wgsl.attention.attention_matrix_keys import PAIRED_LANES, MatrixKeys, MatrixStored
 from wgrad.wgsl.attention.attention_plan import Plan, Tile, plan
 
 PREFILL = attention_case("prefill on a cache", (1, 19, 4, 2, 32), F16, keys=130, cache_len=62)
@@ -148,6 +148,12 @@ def test_stored_gradients_of_scores_give_dq(matrix_device: Any, monkeypatch: pyt
         found.add(b"".join(outputs[name].tobytes() for name in ("dq", "dk", "dv")))
     assert len(names) == 4 + 2 + 1 and len(found) == 1
     assert_case(case, matrix_device)
+    with monkeypatch.context() as patch:  # tiles of four times as many keys as are read at a time
+        patch.setattr(attention_matrix, "TILES", attention_matrix.TILES | {"dkv": ((0, MatrixKeys(4)),)})
+        patch.setattr(attention_matrix, "stored_tile", lambda width: MatrixStored(4, 4, columns=16))
+        patch.setattr(matrix_device, "scratch_bytes", 4 * 2 * 32 * MatrixKeys(4).stored_rows(133))
+        assert_case(replace(case, name="stored, 64 keys"), matrix_device)
+    assert len(names) == 4 + 2 + 1 + 2
     names.clear()
     for tiles, nbytes in ((1, of_a_head - 1), (least, of_a_head)):
         monkeypatch.setattr(attention_backward, "LEAST_STORED", tiles)
@@ -163,7 +169,7 @@ def test_gradients_of_scores_are_stored_where_they_fit_and_fill_the_gpu(
     monkeypatch.setattr(attention_matrix, "TILES", attention_matrix.TILES | {"dkv": ((0, MatrixKeys(2)),)})
     q, k = (matrix_device.empty((2, 133, heads, 32), np.float16) for heads in (4, 2))
     of_all = 2 * 4 * 32 * MatrixKeys(2).stored_rows(133)
-    memory = attention_matrix.STORED.workgroup_bytes(32)
+    memory = attention_matrix.stored_tile(32).workgroup_bytes(32)
     assert memory == 16 * (32 * 17 + 32 * 5 + 4 * 16 * 6), "ds and k in eights, and the strips of the shader"
     assert of_all == 8 * 32 * sum(32 * (block // 2 + 1) for block in range(10)), "rows up to the end of a tile of keys"
     tile, groups = Tile(32, 32, 8, 8, 8, 4), 2 * 2 * 4  # tiles of 128 queries, batch, heads
@@ -179,7 +185,7 @@ def test_gradients_of_scores_are_stored_where_they_fit_and_fill_the_gpu(
     for name, least in {"scratch_bytes": of_all, "max_binding_bytes": of_all, "workgroup_bytes": memory}.items():
         assert stored(**{name: least}) and not stored(**{name: least - 1}), name
     assert stored(lanes=16).tile.lanes == 16
-    found = attention_backward._Stored(attention_matrix.STORED, rows=1, most=3)
+    found = attention_backward._Stored(attention_matrix.stored_tile(32), rows=1, most=3)
     assert [part.kv_heads for part in found.parts(1, 4)] == [2, 2], "parts are not equal"
 
 

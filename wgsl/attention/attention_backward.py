@@ -149,7 +149,7 @@ def _stored(device: Runtime, softcap: float, do: Array, q: Array, k: Array, v: A
     keys = on_units("dkv", device, chosen, softcap, do, q, k, v)
     if keys is None:
         return None
-    tile = replace(attention_matrix.STORED, lanes=keys.lanes, shape=keys.shape)
+    tile = replace(attention_matrix.stored_tile(width), lanes=keys.lanes, shape=keys.shape)
     group, of_all, rows = heads // k.shape[2], batch * k.shape[2], keys.stored_rows(queries)
     most = min(min(device.scratch_bytes, device.max_binding_bytes) // (32 * group * rows), of_all)
     enough = most == of_all or most * group * queries**2 >= LEAST_STORED

@@ -147,9 +147,13 @@ TILES: dict[str, tuple[tuple[int, MatrixRows | MatrixKeys], ...]] = {
         *((0, replace(_KEYS_ALONE, columns=32)), (0, _FEW_KEYS), (0, replace(_FEW_KEYS, columns=32))),
     ),
 }
-STORED = MatrixStored(4, 4)  # dq from stored ds
 MOST_SUBGROUPS = 8  # of a workgroup of attention_matrix.wgsl
 _FEW_ROWS = 64  # larger tiles are taken only where they fill the GPU
+
+
+def stored_tile(width: int) -> MatrixStored:
+    """Return the tile of dq from stored ds, for heads of `width` elements (measured on an H100)."""
+    return MatrixStored(4, 4, columns=32 if width <= 64 else 16)
 
 
 def served(

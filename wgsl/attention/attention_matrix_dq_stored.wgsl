@@ -76,35 +76,45 @@ fn main(
 #include "attention_matrix.inc.wgsl" stored_at block=block_$n to=stored_$n
   let ds_to_$n = ds_key_$n * DS_LD + ds_at_$n / (2u * BN) * 2u + ds_at_$n % 2u;
 #end
+#unroll a AHEAD
+#unroll n LOADS_DS
+  var ds_ahead_$a_$n: vec4<u32>;
+#end
+#unroll n LOADS_K
+  var k_ahead_$a_$n: vec4<u32>;
+#end
   {
-    let j0 = first_tile * BN;
+    let number = $au;
 #include fetch_tile
-#include stage_tile
+#include keep_tile
   }
-  for (var n = 0u; n < tiles; n++) {
-    let j0 = min(first_tile + n + 1u, first_tile + tiles - 1u) * BN;
-    workgroupBarrier();
-#include fetch_tile
-#unroll j NF
+#end
+  // The last round comes after the loop: if loads were used only in the next iteration, NVIDIA's compiler would move them
+  // there (bench/notes/rejected-tensor-cores.md).
+  let rounds = (tiles + AHEAD - 1u) / AHEAD;
+  for (var n = 1u; n < rounds; n++) {
+#unroll a AHEAD
     {
-#unroll r ROW_BLOCKS
-      let left_at_$r = 16u * $ju * DS_LD + 2u * (first_block + $ru);
-      let left_$r = coopLoad<coop_mat16x16<f16, A>>(&ds_tile[left_at_$r].low, ld_ds);
-#end
-#unroll c COLUMN_BLOCKS
-      {
-        let right_at_$c = 16u * $ju * K_LD + 2u * (first_column + $cu);
-        let right = coopLoadT<coop_mat16x16<f16, B>>(&k_tile[right_at_$c].low, ld_k);
-#unroll r ROW_BLOCKS
-        acc_$r_$c = coopMultiplyAdd(left_$r, right, acc_$r_$c);
-#end
-      }
-#end
+      let staged = (n - 1u) * AHEAD + $au;
+#include stage_tile
+      workgroupBarrier();
+      let number = n * AHEAD + $au;
+#include fetch_tile
+#include multiply_tile
+      workgroupBarrier();
+#include keep_tile
     }
 #end
-    workgroupBarrier();
-#include stage_tile
   }
+#unroll a AHEAD
+  {
+    let staged = (rounds - 1u) * AHEAD + $au;
+#include stage_tile
+    workgroupBarrier();
+#include multiply_tile
+    workgroupBarrier();
+  }
+#end
 
   let strip_at = subgroup * (16u * S_LD);
 #unroll r ROW_BLOCKS
@@ -127,12 +137,10 @@ fn main(
 }
 
 #part fetch_tile
-// Load ds and k of the keys from j0 on into registers.
+// Load ds and k of tile `number` into registers. From `tiles` on, the last one is repeated.
+    let j0 = (first_tile + min(number, tiles - 1u)) * BN;
 #unroll n LOADS_DS
     let ds_next_$n = ds[(stored_$n + j0 + ds_key_$n) * 2u + ds_at_$n % 2u];
-    // The tile of keys and queries, as the kernel that wrote ds had it, if it had it.
-    let key_tile_$n = (j0 + ds_key_$n) / KEYS * KEYS;
-    let has_$n = block_$n * 16u / COLUMNS * COLUMNS >= key_tile_$n && tile_low_$n < key_tile_$n + KEYS;
 #end
 #unroll n LOADS_K
     let k_at_$n = (lid + $nu * THREADS) % (BN * W8);
@@ -140,13 +148,49 @@ fn main(
 #end
 #endpart
 
-#part stage_tile
+#part keep_tile
+// Keep what the part fetch_tile has loaded in the registers of set $a.
 #unroll n LOADS_DS
-    let words_$n = select(vec4<u32>(), ds_next_$n, has_$n);
+    ds_ahead_$a_$n = ds_next_$n;
+#end
+#unroll n LOADS_K
+    k_ahead_$a_$n = k_next_$n;
+#end
+#endpart
+
+#part stage_tile
+// Store tile `staged`, in the registers of set $a, to workgroup memory; ds of a tile from `tiles` on as zeros.
+#unroll n LOADS_DS
+    // The tile of keys and queries, as the kernel that wrote ds had it, if it had it.
+    let key_tile_$n = ((first_tile + staged) * BN + ds_key_$n) / KEYS * KEYS;
+    let has_$n = block_$n * 16u / COLUMNS * COLUMNS >= key_tile_$n && tile_low_$n < key_tile_$n + KEYS && staged < tiles;
+    let words_$n = select(vec4<u32>(), ds_ahead_$a_$n, has_$n);
     ds_tile[ds_to_$n] = Eight(four_of(words_$n.xy), four_of(words_$n.zw));
 #end
 #unroll n LOADS_K
-    let k_to_$n = k_at_$n / W8 * K_LD + k_at_$n % W8;
-    k_tile[k_to_$n] = Eight(four_of(k_next_$n.xy), four_of(k_next_$n.zw));
+    let k_place_$n = (lid + $nu * THREADS) % (BN * W8);
+    let k_to_$n = k_place_$n / W8 * K_LD + k_place_$n % W8;
+    k_tile[k_to_$n] = Eight(four_of(k_ahead_$a_$n.xy), four_of(k_ahead_$a_$n.zw));
+#end
+#endpart
+
+#part multiply_tile
+// Add the product of the tile in workgroup memory to the sums.
+#unroll j NF
+    {
+#unroll r ROW_BLOCKS
+      let left_at_$r = 16u * $ju * DS_LD + 2u * (first_block + $ru);
+      let left_$r = coopLoad<coop_mat16x16<f16, A>>(&ds_tile[left_at_$r].low, ld_ds);
+#end
+#unroll c COLUMN_BLOCKS
+      {
+        let right_at_$c = 16u * $ju * K_LD + 2u * (first_column + $cu);
+        let right = coopLoadT<coop_mat16x16<f16, B>>(&k_tile[right_at_$c].low, ld_k);
+#unroll r ROW_BLOCKS
+        acc_$r_$c = coopMultiplyAdd(left_$r, right, acc_$r_$c);
+#end
+      }
+#end
+    }
 #end
 #endpart

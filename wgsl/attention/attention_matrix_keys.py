@@ -109,9 +109,10 @@ class MatrixStored:
 
     subgroups: int
     row_blocks: int
-    columns: int = 32
+    columns: int
     lanes: int = 32
     shape: Shape = BLOCK  # of one cooperative matrix
+    ahead: int = 3  # tiles in registers or being loaded
 
     @property
     def rows(self) -> int:
@@ -125,6 +126,7 @@ class MatrixStored:
         threads = self.lanes * self.subgroups
         return {
             "SG": self.subgroups,
+            "AHEAD": self.ahead,
             "ROW_BLOCKS": self.row_blocks,
             "COLUMN_BLOCKS": width // 32,
             "BN": self.columns,
