@@ -35,7 +35,7 @@ from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.options.option_text import parse_size
-from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS
+from wgrad.train.plan.lengths import PROMPT_TOKENS, SAMPLE_TOKENS
 from wgrad.wgsl.device import WgpuDevice
 
 SETTLE_STEPS, TIMED_STEPS, SAMPLES = 3, 2, 3

@@ -19,7 +19,8 @@ import pytest
 
 from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
-from wgrad.train.run import evaluation, kept_state, recovery
+from wgrad.train.plan import lengths
+from wgrad.train.run import kept_state, recovery
 
 TRAIN = Path(__file__).parents[1] / "train"
 
@@ -123,7 +124,7 @@ def test_finetune_resume_and_generate(
 ) -> None:
     """One wave size suffices: the tests above compare steps and tokens of the other, and the next one a resumed run."""
     model, whole, again = make_checkpoint(), tmp_path / "whole", tmp_path / "again"
-    monkeypatch.setattr(evaluation, "SAMPLE_TOKENS", 4)  # 64 take a third of the time
+    monkeypatch.setattr(lengths, "SAMPLE_TOKENS", 4)  # 64 take a third of the time
     assert main(finetune_options(model, text_data, whole)) == 0
     printed = capsys.readouterr()
     assert f"Emulated {card}" in printed.out + printed.err

@@ -93,7 +93,7 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
     This is not for tests that compare with a run in another process, whose samples are not shortened.
     """
-    monkeypatch.setattr("wgrad.train.run.evaluation.SAMPLE_TOKENS", 6)
+    monkeypatch.setattr("wgrad.train.plan.lengths.SAMPLE_TOKENS", 6)
 
 
 @pytest.fixture

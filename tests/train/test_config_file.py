@@ -34,7 +34,8 @@ from wgrad.train.model.save_model import save_description
 from wgrad.train.model.weights import layer_flops, used_weights, weight_specs
 from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.plan.fit import Fit
-from wgrad.train.run.session import beyond_positions, open_session
+from wgrad.train.plan.lengths import beyond_positions
+from wgrad.train.run.session import open_session
 
 Config = Callable[..., dict[str, Any]]
 

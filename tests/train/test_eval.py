@@ -67,6 +67,16 @@ def test_rows_beyond_the_positions_are_told(make_checkpoint: Any, tmp_path: Path
         assert "is beyond" not in capsys.readouterr().err
 
 
+def test_sequences_are_as_long_as_embeddings_of_positions(make_checkpoint: Any, tmp_path: Path, capsys: Any) -> None:
+    model = make_checkpoint("GPT2LMHeadModel", n_positions=32, max_position_embeddings=32)
+    data, choices = tmp_path / "long.txt", tmp_path / "choices.jsonl"
+    data.write_text("a wise man will hear " * 40)
+    choices.write_text(json.dumps({"question": "a wise man", "choices": [" will", " hear"], "answer": 0}) + "\n")
+    for source in (["--data", str(data)], ["--choices", str(choices)]):
+        found = measure(capsys, "--model", model, *source)  # with --max-length 64
+        assert found == measure(capsys, "--model", model, *source, "--max-length", 32)
+
+
 def test_the_batches_are_those_of_a_run(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

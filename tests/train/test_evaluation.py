@@ -16,7 +16,8 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Document
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.plan.plan import SAMPLE_TOKENS
+from wgrad.train.plan import lengths
+from wgrad.train.plan.lengths import SAMPLE_TOKENS
 from wgrad.train.run import evaluation
 from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.terminal.progress import Phase
@@ -137,6 +138,7 @@ def test_a_sample_of_a_long_prompt_ends_at_the_last_position(
     make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model with embeddings of positions continues the end of the prompt."""
+    monkeypatch.setattr(lengths, "SAMPLE_TOKENS", SAMPLE_TOKENS)
     prompts, tokens = list[list[int]](), 91
 
     def noted(model: object, prompt: list[int], *_: object) -> Iterator[int]:
@@ -150,6 +152,33 @@ def test_a_sample_of_a_long_prompt_ends_at_the_last_position(
     assert finetune(tmp_path / "out", model, data, "--max-steps", 1, "--eval-fraction", 0) == 0
     ids = load_tokenizer(model).encode(text)
     assert len(ids) > tokens - SAMPLE_TOKENS and prompts[0] == ids[SAMPLE_TOKENS - tokens :]
+
+
+def test_a_model_of_few_positions(
+    make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows, prompts and samples are shortened, those of a dry run too. Without samples, none counts."""
+    monkeypatch.setattr(lengths, "SAMPLE_TOKENS", SAMPLE_TOKENS)
+    positions = 40
+    model = make_checkpoint("GPT2LMHeadModel", n_positions=positions, max_position_embeddings=positions)
+    data, asked = tmp_path / "long.txt", list[int]()
+    data.write_text("the quick brown fox jumps over " * 40)
+
+    def noted(model: Any, prompt: list[int], most: int, *_: object) -> Iterator[int]:
+        asked.append(most)
+        assert len(prompt) + most == positions == model.positions
+        return iter([8])
+
+    monkeypatch.setattr(evaluation, "generate_ids", noted)
+    few = ("--max-steps", 1, "--eval-fraction", 0)
+    assert finetune(tmp_path / "out", model, data, *few, "--max-length", 1024) == 0
+    assert finetune(tmp_path / "given", model, data, *few, "--sample-prompt", "x" * 30) == 0
+    assert asked == [20, 20, 10, 10]
+    assert "note: sequences have at most 40 tokens, not --max-length 1024: the model has" in capsys.readouterr().out
+    assert finetune(tmp_path / "none", model, data, *few, "--max-length", 40, "--no-sample") == 0
+    assert main(["plan", "--model", str(model), "--device", "wgpu", "--json", "--vram", "1GiB"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["tokens_per_step"] == 8 * positions and found["fits"][0]["longest_seq_len"] == positions
 
 
 def test_the_sample_can_be_left_out(

@@ -27,7 +27,8 @@ from tests.own_process import needs_fork
 from wgrad.train.commands.cli import main
 from wgrad.train.output.checkpoints import Checkpoints
 from wgrad.train.output.metrics import read_metrics
-from wgrad.train.run import evaluation, whole_run
+from wgrad.train.plan import lengths
+from wgrad.train.run import whole_run
 
 KILLED = 9  # status of a child that the shim ended
 STEPS = 4
@@ -219,7 +220,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(two_checkpoints: Path
 
 # ---- a run -------------------------------------------------------------------------------------
 def run_main(arguments: list[str], shim: Shim, folder: Path) -> int:
-    evaluation.SAMPLE_TOKENS = 6  # as `short_samples`, in the process that ends with this run
+    lengths.SAMPLE_TOKENS = 6  # as `short_samples`, in the process that ends with this run
     with shim.active(), patch.object(whole_run, "check_disk", return_value=""):  # disks fill while it runs
         status = main(arguments)
     (folder / "calls").write_text(str(len(shim.log)))

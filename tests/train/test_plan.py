@@ -34,7 +34,8 @@ from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.plan import plan as plan_module
-from wgrad.train.plan.plan import SAMPLE_TOKENS, plan_run, run_dry
+from wgrad.train.plan.lengths import SAMPLE_TOKENS
+from wgrad.train.plan.plan import plan_run, run_dry
 from wgrad.train.run import evaluation
 from wgrad.train.step import build
 from wgrad.train.step.activations import estimate_activations

@@ -24,9 +24,10 @@ from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.model.adapter_config import adapter_note
 from wgrad.train.options.choices import Stream
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan.lengths import beyond_positions, within_positions
 from wgrad.train.plan.plan import training_needs
 from wgrad.train.run.evaluation import eval_subset
-from wgrad.train.run.session import beyond_positions, refuse_quantized_anew, row_length
+from wgrad.train.run.session import refuse_quantized_anew, row_length
 from wgrad.train.step.build import TrainableModel, build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
 from wgrad.train.terminal.output import harmless, say
@@ -43,12 +44,12 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
         UnusableResult: After the table, a loss is not finite.
     """
     opened = open_model(config, needs=training_needs(config))
-    config, display = opened.args, opened.display
+    (config, shortened), display = within_positions(opened.args, opened.config), opened.display
     refuse_quantized_anew(config, opened.files, opened.config)
     with display.phase("reading and tokenizing", unit="%") as phase:
         data = load_data(config, opened.tokenizer, phase.update, evaluates=True)
     documents = eval_subset(data.train, config)
-    for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *data.remarks):
+    for note in filter(None, (opened.head_note and f"note: {opened.head_note}", *data.remarks, shortened)):
         say(note, "stderr")
     config = replace(config, max_length=row_length(config, data))
     if note := beyond_positions(config.max_length, opened.config):

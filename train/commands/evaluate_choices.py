@@ -19,6 +19,7 @@ from wgrad.train.inference.choice_scores import accuracy, choice_batches, log_li
 from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan.lengths import within_positions
 from wgrad.train.plan.plan import training_needs
 from wgrad.train.run.session import refuse_quantized_anew
 from wgrad.train.terminal.output import harmless, say
@@ -35,11 +36,11 @@ def run_choices(config: RunOptions, options: ChoiceOptions, as_json: bool) -> in
         UnusableResult: A log-likelihood is not finite; no table is printed.
     """
     opened = open_model(config, needs=training_needs(config))
-    config, display = opened.args, opened.display
+    (config, shortened), display = within_positions(opened.args, opened.config), opened.display
     refuse_quantized_anew(config, opened.files, opened.config)
     with display.phase("reading and tokenizing", unit="%") as phase:
         questions, notes = read_questions(options, opened.tokenizer, config.max_length, config.seed, phase.update)
-    for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *notes):
+    for note in filter(None, (opened.head_note and f"note: {opened.head_note}", *notes, shortened)):
         say(note, "stderr")
     choices = [choice for question in questions for choice in question.choices]
     truncated = sum(len(choice.ids) > config.max_length + 1 for choice in choices)

@@ -28,6 +28,7 @@ from wgrad.train.model.stacks import GATE_UP, QKV, parts_of
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import CONFIG_FILE, RunOptions
 from wgrad.train.options.merge_config import OF_THE_RUN, MergeConfig
+from wgrad.train.plan.lengths import within_positions
 from wgrad.train.plan.plan import training_needs
 from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.run.session import row_length
@@ -63,9 +64,10 @@ def _options(args: MergeConfig) -> RunOptions:
 
 def _measured(options: RunOptions) -> Imatrix:
     opened = open_model(options, needs=training_needs(options))
+    options, _ = within_positions(opened.args, opened.config)
     with opened.display.phase("reading and tokenizing", unit="%") as phase:
-        data = load_data(opened.args, opened.tokenizer, phase.update)
-    config = replace(opened.args, max_length=row_length(opened.args, data))
+        data = load_data(options, opened.tokenizer, phase.update)
+    config = replace(options, max_length=row_length(options, data))
     documents = [part for example in eval_subset(data.train, config) for part in example.parts]
     length, pad = config.max_length, opened.tokenizer.pad_id or 0
     packed = pack_documents([len(document) for document in documents], length)

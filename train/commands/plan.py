@@ -17,10 +17,10 @@ from wgrad.train.model.model_files import open_files, opened_once
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.plan.fit import MOST_ROWS, Fit, modes, words
-from wgrad.train.plan.plan import PROMPT_TOKENS, Plan, training_needs
+from wgrad.train.plan.lengths import PROMPT_TOKENS, beyond_positions, within_positions
+from wgrad.train.plan.plan import Plan, training_needs
 from wgrad.train.plan.rates import Rates, not_cached, rates_of
 from wgrad.train.plan.settle import line, mode_of, plan_as_run
-from wgrad.train.run.session import beyond_positions
 from wgrad.train.step.activations import recomputed_layers
 from wgrad.train.step.compute import choose_compute, round_products
 from wgrad.train.step.find_model import find_model
@@ -69,7 +69,8 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
 def _plan(config: RunOptions, folder: Path, device: Device, run_device: str, display: Display, as_json: bool) -> int:
     """Plan for `device`, and print. run_device: description of the device that a run takes here."""
     _, model_config, _ = open_files(folder, load_model_config(folder))
-    if note := beyond_positions(config.max_length, model_config):
+    config, shortened = within_positions(config, model_config)
+    if note := shortened or beyond_positions(config.max_length, model_config):
         display.say(note)
     limit = room_of(config, device).limit
     show = _keep_quiet if as_json else _show

@@ -13,7 +13,8 @@ from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
-from wgrad.train.plan.plan import PROMPT_TOKENS, training_needs
+from wgrad.train.plan.lengths import PROMPT_TOKENS, within_positions
+from wgrad.train.plan.plan import training_needs
 from wgrad.train.plan.settle import plan_as_run
 from wgrad.train.step.compute import choose_compute, round_products
 from wgrad.train.step.find_model import find_model
@@ -48,6 +49,7 @@ def run_warm(config: RunOptions) -> int:
         _, model_config, _ = open_files(folder, load_model_config(folder))
         before, begun = _contents(folders), time.monotonic()
         with display.phase("compiling", unit="shaders") as phase:
+            config, _ = within_positions(config, model_config)
             plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
             count = device.prepare(plan.dry, phase.update) if plan is not None else 0
     if not count:

@@ -377,8 +377,11 @@ class Fit:
     def longest_rows(self, mode: Mode) -> int:
         """Return the tokens of the longest sequence that fits, up to the model's positions; 0: none fits."""
         most = self.model_config.positions
-        steps = self._foreseen(lambda n: {"batch_size": 1, "max_length": n * ROW_STEP, **mode}, -(-most // ROW_STEP))
-        return min(ROW_STEP * steps, most)
+
+        def rows(steps: int) -> Mode:
+            return {"batch_size": 1, "max_length": min(ROW_STEP * steps, most), **mode}
+
+        return min(ROW_STEP * self._foreseen(rows, -(-most // ROW_STEP)), most)
 
     def largest_batch(self, mode: Mode) -> int:
         """Return the largest batch that fits, up to MOST_ROWS; 0: none fits."""

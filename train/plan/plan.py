@@ -22,6 +22,7 @@ from wgrad.train.model.model_files import open_files
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.plan.lengths import PROMPT_TOKENS, sample_positions, sample_tokens, within_positions
 from wgrad.train.plan.memory_limit import beyond_limit, can_stream
 from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.compute import compute_type
@@ -31,9 +32,6 @@ from wgrad.train.step.memory import limit_bytes
 from wgrad.train.step.resident import layer_bytes, plannable
 from wgrad.train.step.search import planned_beside
 from wgrad.train.step.trainer import Trainer
-
-PROMPT_TOKENS = 24  # most tokens of a sample's prompt without --sample-prompt
-SAMPLE_TOKENS = 64  # tokens of a sample
 
 
 @dataclass(frozen=True)
@@ -195,6 +193,7 @@ def training_needs(config: RunOptions) -> Callable[[Device], None]:
         _, model_config, _ = open_files(folder, load_model_config(folder))
         settled = replace(config, compute=compute_type(config.compute, device), stream_weights="off")
         short = replace(settled, max_length=min(config.max_length, PROMPT_TOKENS), vram=None, memory_limit=None)
+        short, _ = within_positions(short, model_config)
         if device.dry_run() is not None:
             run_dry(short, model_config, folder, device, PROMPT_TOKENS, None)
 
@@ -204,7 +203,8 @@ def training_needs(config: RunOptions) -> Callable[[Device], None]:
 def _run_dry(
     config: RunOptions, model_config: ModelConfig, folder: str | os.PathLike[str], dry: Any, prompt_tokens: int
 ) -> Plan:
-    positions = prompt_tokens + SAMPLE_TOKENS
+    prompt_tokens = min(prompt_tokens, max(model_config.positions - 1, 1))
+    positions = sample_positions(config, model_config, prompt_tokens)
     built = build_trainable(config, model_config, folder, dry, positions=positions, contents=False)
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
     held, loading = dry.memory().in_use_bytes, dry.memory().peak_bytes
@@ -214,7 +214,7 @@ def _run_dry(
     example: Example = Pair(document, document) if config.objective_kind.records == "pairs" else document
     (batch,) = eval_batches([example] * config.batch_size, config)
     # First, as steps then find its free blocks, and with two batches, as the second finds others than the first.
-    _measure(built.model, trainer, [batch] * 2, prompt_tokens, SAMPLE_TOKENS)
+    _measure(built.model, trainer, [batch] * 2, prompt_tokens)
     for index in range(2):
         trainer.step(Step(index, 0, [batch]), config.learning_rate)
         trainer.read_history()
@@ -227,10 +227,13 @@ def _run_dry(
     return Plan(dry, *sizes, trained, config, trainer.dequantized, token_bytes)
 
 
-def _measure(model: Model, trainer: Trainer, batches: list[Batch], prompt_tokens: int, tokens: int) -> None:
-    """Evaluate and sample, as a run does before and after its steps. tokens: of the sample that are generated."""
+def _measure(
+    model: Model, trainer: Trainer, batches: list[Batch], prompt_tokens: int, tokens: int | None = None
+) -> None:
+    """Evaluate and sample, as a run does before and after its steps. tokens: of the sample to generate; None: all."""
     trainer.evaluate(batches)
     if trainer.config.sample:
+        most = sample_tokens(prompt_tokens, model.config)
         with model.device.borrowing():
-            for _ in islice(generate_ids(model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY), tokens):
+            for _ in islice(generate_ids(model, [0] * prompt_tokens, most, GREEDY), tokens):
                 pass

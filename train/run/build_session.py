@@ -12,7 +12,8 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.option_text import size
-from wgrad.train.plan.plan import SAMPLE_TOKENS, Plan, plan_run
+from wgrad.train.plan.lengths import sample_positions
+from wgrad.train.plan.plan import Plan, plan_run
 from wgrad.train.ranks.world import World
 from wgrad.train.run.session import Session
 from wgrad.train.step.activations import estimate_activations, recomputes_all
@@ -98,7 +99,7 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
             session.model_config,
             session.folder,
             session.device,
-            positions=session.prompt_tokens + SAMPLE_TOKENS,
+            positions=sample_positions(config, session.model_config, session.prompt_tokens),
             progress=phase.update,
             remarks=remarks,
         )

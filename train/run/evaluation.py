@@ -17,7 +17,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.output.callbacks import Callbacks, EvaluationReport
 from wgrad.train.output.metrics import SamplesFile
-from wgrad.train.plan.plan import SAMPLE_TOKENS
+from wgrad.train.plan.lengths import sample_tokens
 from wgrad.train.run.session import Session
 from wgrad.train.step.build import TrainableModel
 from wgrad.train.step.hooks import Hooks, measure_metrics
@@ -159,9 +159,10 @@ class Evaluation:
         """Return the continuation of a prompt, or None and the reason."""
         session, device = self.session, self.built.model.device
         stream, text = session.tokenizer.decode_stream(prompt, skip_special_tokens=False), ""
-        with session.display.phase("sample", SAMPLE_TOKENS, "tokens") as phase, device.borrowing():
+        most = sample_tokens(len(prompt), session.model_config)
+        with session.display.phase("sample", most, "tokens") as phase, device.borrowing():
             update = _until(asked, phase.update)
-            ids = generate_ids(self.built.model, prompt, SAMPLE_TOKENS, GREEDY, session.tokenizer.stop_ids)
+            ids = generate_ids(self.built.model, prompt, most, GREEDY, session.tokenizer.stop_ids)
             try:
                 for number, token in enumerate(ids, start=1):
                     text += stream.add(token)

@@ -19,7 +19,6 @@ from wgrad.train.data.standard_input import reads_standard_input, standard_input
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_files import TEMPLATE_FILE
 from wgrad.train.data.tokenizer_source import open_tokenizer
-from wgrad.train.inference.generation import check_positions
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, open_files
@@ -29,7 +28,8 @@ from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, Run
 from wgrad.train.options.objectives import SFT
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.plan.fit import Fit, Mode
-from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, training_needs
+from wgrad.train.plan.lengths import PROMPT_TOKENS, beyond_positions, check_prompt, prompt_room, within_positions
+from wgrad.train.plan.plan import Plan, training_needs
 from wgrad.train.plan.rates import not_cached
 from wgrad.train.plan.settle import settle
 from wgrad.train.ranks.devices import device_of_rank
@@ -109,6 +109,7 @@ def open_session(
     # A missing or damaged shard is reported before the data is tokenized.
     files, model_config, head_note = open_files(folder, model_config)
     refuse_quantized_anew(config, files, model_config)
+    config, shortened = within_positions(config, model_config)
     stdin = _standard_input(config, world, display)
     with display.phase("reading and tokenizing", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update, caller.records if caller else None, stdin)
@@ -124,8 +125,8 @@ def open_session(
     stream = BatchStream(data.train, replace(config, max_length=row_tokens), tokenizer.pad_id or 0, data.mix)
     opened = (config, device, folder, model_config, tokenizer, data, stream, prompts, display, row_tokens, chosen.mode)
     session = Session(*opened, chooses_compute, chosen.plan)
-    if head_note:
-        session.say(f"note: {head_note}")
+    for remark in filter(None, (head_note and f"note: {head_note}", shortened)):
+        session.say(remark)
     _say_data(session, [*(f"note: {remark}" for remark in not_cached()), *chosen.lines])
     if caller is not None and caller.silent and (data.bad_lines or data.left_out or data.truncated):
         lines = [remark for remark in data.remarks if remark.startswith("skipped ")]
@@ -188,14 +189,6 @@ def _say_data(session: Session, memory_choices: Sequence[str]) -> None:
             session.say(note)
 
 
-def beyond_positions(seq_len: int, model_config: ModelConfig) -> str:
-    """Return a note on sequences that are longer than the model was made for, or ""."""
-    limit = model_config.positions
-    if seq_len <= limit:
-        return ""
-    return f"note: --max-length {seq_len} is beyond the {limit} positions that the model was made for"
-
-
 def _standard_input(config: FinetuneConfig, world: World, display: Display) -> Path | None:
     """Return a copy of standard input if an option reads it (only the first rank has it), else None."""
     option = reads_standard_input(config)
@@ -248,14 +241,12 @@ def _sample_prompts(
     if config.sample_prompt:
         prompts = [tokenizer.encode(text) for text in config.sample_prompt]
         for prompt in prompts:
-            check_positions(prompt, SAMPLE_TOKENS, model_config, "--sample-prompt")
+            check_prompt(prompt, model_config)
         return prompts
     document = (data.held_out or data.train)[0].parts[0]
     before = next((i for i, learned in enumerate(document.loss_mask) if learned), 0)
     prompt = [int(i) for i in document.ids[: before or min(PROMPT_TOKENS, (len(document) + 1) // 2)]]
-    if model_config.position_table:  # there are no embeddings beyond: the prompt's end is continued
-        prompt = prompt[-max(1, model_config.positions - SAMPLE_TOKENS) :]
-    return [prompt]
+    return [prompt[-prompt_room(model_config) :]]
 
 
 def offload_remark(config: RunOptions, device: Device) -> str:
