@@ -69,6 +69,12 @@ EXTRA: dict[str, dict[str, Any]] = {
     "HunYuanMoEV1ForCausalLM": {"moe_intermediate_size": 96},
     "DeepseekV2ForCausalLM": {"topk_method": "greedy", **YARN_OF_LATENTS},
     "DeepseekV3ForCausalLM": {"num_nextn_predict_layers": 0, **YARN_OF_LATENTS},
+    "Mistral4ForCausalLM": {
+        "rope_theta": None,
+        "rope_parameters": YARN_OF_LATENTS["rope_scaling"]
+        | dict.fromkeys(("mscale", "mscale_all_dim"), 1.0)
+        | {"rope_theta": 500.0, "original_max_position_embeddings": 7, "llama_4_scaling_beta": 0.4},
+    },
     "MiniCPM3ForCausalLM": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "Jais2ForCausalLM": {"hidden_act": "relu2"},
     "Dots1ForCausalLM": {"num_key_value_heads": 4, "norm_topk_prob": True},

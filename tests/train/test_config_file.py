@@ -263,6 +263,10 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
         "scoring_func": "softmax", "mlp_layer_types": ["dense"], "first_k_dense_replace": 2, "topk_group": 4,
         "num_key_value_heads": 2, "v_head_dim": 17, "partial_rotary_factor": 0.5,
     },
+    "Mistral4ForCausalLM": {
+        "num_key_value_heads": 2, "v_head_dim": 17, "topk_group": 4, "head_dim": 12, "kv_lora_rank": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 9.0, "partial_rotary_factor": 0.5},
+    },
     "MiniMaxM2ForCausalLM": {
         "scoring_func": "softmax", "use_qk_norm": False, "shared_intermediate_size": 8,
     },

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -199,7 +200,7 @@ def base_config(architecture: str) -> dict[str, Any]:
         special["layer_types"] = ["conv", "full_attention"] * 3
     if kind == "lfm2":  # whose width of the MLP is another otherwise
         special["block_auto_adjust_ff_dim"] = False
-    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"):
+    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"):
         special |= {"num_key_value_heads": 32, "num_experts_per_tok": 8}
     if kind in ("iquestcoder", "qwen3_next", "qwen3_5_moe_text"):
         special["use_sliding_window"] = False
@@ -665,6 +666,38 @@ def test_weights_in_fp8_are_read_as_in_transformers(kind: str, make_checkpoint: 
     assert distance(our_logits(model, random_ids()), true) <= 2 * distance(plain, true)
     quantized = build_frozen(config, folder, ReferenceDevice(), positions=64)
     assert isinstance(quantized.weights["model.layers.1.self_attn.o_proj.weight"], NF4Array)
+
+
+def test_all_experts_of_a_layer_in_fp8_have_a_scale_each(make_checkpoint: Any) -> None:
+    """As Mistral Small 4's, or one for gate and one for up. transformers reads them on a GPU alone."""
+    folder = make_checkpoint("Mistral4ForCausalLM")
+    write_fp8(folder, None)
+    parts = safetensors_torch.load_file(folder / "model.safetensors")
+    of_one = {name: value for name, value in parts.items() if ".mlp.experts." in name}
+    owner = "model.layers.1.mlp.experts."
+    rest = {name: value for name, value in parts.items() if name not in of_one}
+    codes = {
+        f"{owner}{name}": torch.arange(6 * rows * width, dtype=torch.uint8).reshape(6, rows, width) % 120
+        for name, rows, width in (("gate_up_proj", 72, 48), ("down_proj", 48, 36))
+    }
+    codes = {name: value.view(torch.float8_e4m3fn) for name, value in codes.items()}
+    up = f"{owner}gate_up_proj"
+    for shape in ((6,), (6, 1, 1), (6, 2, 1), (), (5,)):
+        scales = torch.exp2(torch.linspace(-9, -3, max(math.prod(shape), 1))).reshape(shape)
+        own = {f"{up}_scale_inv": scales, f"{owner}down_proj_scale_inv": torch.ones(6)}
+        inputs = {f"{name}_activation_scale": torch.ones(6) for name in codes}
+        safetensors_torch.save_file(rest | codes | own | inputs, folder / "model.safetensors", {"format": "pt"})
+        if shape == (5,):
+            with pytest.raises(WgradError, match=r"gate_up_proj_scale_inv in .* is F32 \[5\]"):
+                open_files(folder, load_model_config(folder))
+            continue
+        files = open_files(folder, load_model_config(folder))[0]
+        halves = 2 if shape == (6, 2, 1) else 1
+        of_rows = scales.reshape(-1, halves, 1).repeat_interleave(72 // halves, 1)
+        wanted = (codes[up].float() * of_rows).bfloat16().float().numpy()
+        np.testing.assert_array_equal(np.float32(files.entry(up).array()), wanted)
+        blocks = np.concatenate([np.float32(block) for block in files.entry(up).blocks(2)])
+        np.testing.assert_array_equal(blocks.reshape(wanted.shape), wanted)
 
 
 def test_blocks_of_fp8_may_go_beyond_a_weight(make_checkpoint: Any) -> None:

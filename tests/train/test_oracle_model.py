@@ -404,6 +404,26 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["sparse", "dense", "sparse"],
         "v_head_dim": 16,
     },
+    "mistral4": {
+        "architecture": "Mistral4ForCausalLM",
+        "attention_bias": True,
+        "rope_parameters": {
+            **YARN,
+            "original_max_position_embeddings": 7,
+            "llama_4_scaling_beta": 0.4,
+            "rope_theta": 500.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.8,
+        },
+    },
+    "mistral4_plain": {
+        "architecture": "Mistral4ForCausalLM",
+        "q_lora_rank": None,
+        "norm_topk_prob": False,
+        "first_k_dense_replace": 0,
+        "rope_interleave": False,
+        "rope_parameters": {**YARN, "rope_theta": 500.0, "llama_4_scaling_beta": 0.0},
+    },
     "minicpm3": {
         "architecture": "MiniCPM3ForCausalLM",
         "v_head_dim": None,

@@ -30,7 +30,7 @@ Block = tuple[int, int] | None
 class Fp8Entry(TensorEntry):
     """A weight [..., out, in], decoded to bfloat16 as in transformers.
 
-    block: numbers of rows and columns that share a scale; None: the whole weight has one.
+    block: numbers of rows and columns that share a scale; None: the whole weight has one, or each expert.
     """
 
     codes: TensorEntry = field(repr=False)
@@ -44,7 +44,7 @@ class Fp8Entry(TensorEntry):
         """Decode the codes of some matrices to bfloat16 [matrices, out, in]."""
         height, width = self.shape[-2:]
         codes = octets.reshape(-1, height, width)
-        high, wide = self.block or (height, width)
+        high, wide = self.block or (height // scales.shape[1], width)
         found = np.empty(codes.shape, ml_dtypes.bfloat16)
         for matrix, of_matrix in enumerate(codes):
             columns = np.repeat(scales[matrix % len(scales)], wide, axis=1)[:, :width]
@@ -60,7 +60,7 @@ class Fp8Entry(TensorEntry):
             values = self.scales.octets().view(ml_dtypes.float8_e8m0fnu)
         else:
             values = self.scales.array()
-        shape = (-1, *self.scales.shape[-2:]) if self.block else (1, 1, 1)
+        shape = (-1, *self.scales.shape[-2:]) if len(self.scales.shape) > 1 else (-1, 1, 1)
         wide: np.ndarray = np.asarray(values, np.float32).reshape(shape)
         return wide
 
@@ -85,6 +85,15 @@ def fp8_values() -> np.ndarray:
     return values
 
 
+def _whole(entry: TensorEntry, scales: TensorEntry) -> bool:
+    """Return whether a weight without blocks has one scale, or one for each expert, or for both halves of each."""
+    experts = entry.shape[:-2]
+    of_halves = {(*experts, 2, 1)} if entry.shape[-2] % 2 == 0 else set()
+    return bool(np.prod(scales.shape) == 1) or (
+        bool(experts) and scales.shape in {experts, (*experts, 1, 1)} | of_halves
+    )
+
+
 def with_fp8(entries: dict[str, TensorEntry], block: Block) -> dict[str, TensorEntry]:
     """Replace each 8-bit tensor and its scales by one tensor.
 
@@ -104,7 +113,7 @@ def with_fp8(entries: dict[str, TensorEntry], block: Block) -> dict[str, TensorE
         wanted: tuple[int, ...] = ()
         if block is not None:
             wanted = (*entry.shape[:-2], *(-(-n // b) for n, b in zip(entry.shape[-2:], block)))
-        if scales.dtype not in _SCALES or (scales.shape != wanted if block else np.prod(scales.shape) != 1):
+        if scales.dtype not in _SCALES or not (scales.shape == wanted if block else _whole(entry, scales)):
             raise WgradError(
                 f"{entry.source}: {one_line(scales.name)} in {scales.path} is {scales.dtype} {list(scales.shape)}: "
                 f"weight_block_size of config.json asks for {list(wanted)}: {FETCH}"

@@ -254,7 +254,7 @@ ARCHITECTURES = {
     "afmoe": _AFMOE,
     "exaone-moe": _NAMES | _SCORED,
     "minimax-m2": _NAMES | {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
-    "deepseek2": _LATENT | _SCORED,
+    **dict.fromkeys(("deepseek2", "mistral4"), _LATENT | _SCORED),
     "minicpm3": _LATENT,
     "chatglm": _NAMES | {"ffn_up": "mlp.gate_up_proj"},
     "glm4": _NAMES

@@ -39,10 +39,13 @@ class Attention(Parts):
         self.positions = positions
         self._chunk = config.chunk if config.chunk < positions else 0  # else all tokens are in one
         growth = growth_by_position(positions, *config.plain_growth)
-        self._plain_growth = None if growth is None else device.upload(growth)
+        grows = config.query_growth and positions > config.query_length
+        if grows and config.latent is not None:  # the part of a query that is not rotated too
+            growth = grown(np.ones((positions, 1)), config.query_growth, config.query_length)
+        self._growth = None if growth is None else device.upload(growth)
         self.cos, self.sin = self._upload_tables(config.rope)
         self._of_queries: tuple[Array, Array] | None = None  # tables of queries, if they differ from those of keys
-        if config.query_growth and positions > config.query_length:
+        if grows and config.latent is None:
             self._of_queries = self._upload_tables(config.rope, config.query_growth)
         self._local = (self.cos, self.sin)  # of layers with a window
         if config.local_rope is not None and config.local_rope != config.rope:
@@ -162,9 +165,8 @@ class Attention(Parts):
         if c.use_rope[index]:
             cos, sin = self._of_queries or tables[:2]
             q = F.rope(q, cos, sin, tables[2], interleaved=c.interleaved)
-        elif self._plain_growth is not None:
-            factors = F.embedding(self._plain_growth, inputs.positions, device=self.device)
-            q = (F.cast(q, np.float32) * factors.reshape(-1, 1, 1)).to(q.dtype)
+        else:
+            q = self._grown(q, inputs)
         return (self._head_norm(index, c.q_norm, q) if c.qk_norm_last else q), gate
 
     def _from_latents(self, c: LatentAttention, index: int, y: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,11 +188,19 @@ class Attention(Parts):
         both = linear(KV_B, normed(KV_NORM, latent)).reshape(-1, heads, c.plain + c.value)
         k_plain, v = both.split([c.plain, c.value], 2)
         k_turned = rotated(k_turned.reshape(-1, 1, c.rotated)).expand(-1, heads, c.rotated)
-        q, k = F.cat([q_plain, rotated(q_turned)], 2), F.cat([k_plain, k_turned], 2)
+        q = self._grown(F.cat([q_plain, rotated(q_turned)], 2), inputs)
+        k = F.cat([k_plain, k_turned], 2)
         if rest := c.width - c.value:
             zeros = Tensor(self._constant(1, 0), v.device).to(v.dtype).reshape(1, 1, 1)
             v = F.cat([v, zeros.expand(v.shape[0], heads, rest)], 2)
         return q, k, v
+
+    def _grown(self, q: Tensor, inputs: Inputs) -> Tensor:
+        """Return queries [N, H, D], scaled by their position if the model asks for that."""
+        if self._growth is None:
+            return q
+        factors = F.embedding(self._growth, inputs.positions, device=self.device)
+        return (F.cast(q, np.float32) * factors.reshape(-1, 1, 1)).to(q.dtype)
 
     def _chunk_of(self, index: int) -> int:
         """Return the length of the chunks in which a layer attends; 0: it sees the whole sequence."""

@@ -79,6 +79,7 @@ LAYOUTS = {
         whole=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
         transposed=True,
     ),
+    "mistral4": Layout("mlp.gate.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj")),
     "gemma4": Layout("router.proj.weight", whole=("experts.gate_up_proj", "experts.down_proj")),
     "gpt_oss": Layout(
         "mlp.router.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), transposed=True

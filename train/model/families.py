@@ -49,7 +49,14 @@ from wgrad.train.model.family_keys import (
     SmolLM3File,
 )
 from wgrad.train.model.gemma4_keys import Gemma3nFile, Gemma4File, Gemma4UnifiedFile
-from wgrad.train.model.latent_keys import DeepseekV2File, DeepseekV3File, Glm4MoeLiteFile, MiniCpm3File, YoutuFile
+from wgrad.train.model.latent_keys import (
+    DeepseekV2File,
+    DeepseekV3File,
+    Glm4MoeLiteFile,
+    MiniCpm3File,
+    Mistral4File,
+    YoutuFile,
+)
 from wgrad.train.model.layer_norm_keys import (
     ApertusFile,
     ArceeFile,
@@ -279,6 +286,7 @@ FAMILIES = {
     "Glm4MoeLiteForCausalLM": Family(
         "glm4_moe_lite", Glm4MoeLiteFile, Glm4MoeLiteFile.variant, "deepseek2", "GLM-4.7-Flash"
     ),
+    "Mistral4ForCausalLM": Family("mistral4", Mistral4File, Mistral4File.variant, "mistral4", "Mistral Small 4"),
     "MiniCPM3ForCausalLM": Family("minicpm3", MiniCpm3File, MiniCpm3File.variant, "minicpm3", "MiniCPM3"),
     "YoutuForCausalLM": Family("youtu", YoutuFile, YoutuFile.variant, "", "Youtu-LLM"),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", MiniMaxM2File, expert_variants.minimax_m2, "minimax-m2", "MiniMax-M2"),

@@ -14,7 +14,7 @@ import numpy as np
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
-from wgrad.train.model.gguf_latent import kv_b_rows, shape_by_head
+from wgrad.train.model.gguf_latent import MISTRAL_4, kv_b_rows, shape_by_head
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
 from wgrad.train.model.gguf_llama4 import LLAMA_4, keys_of_llama4, write_llama4
 from wgrad.train.model.gguf_mamba import GRANITE_HYBRID, NEMOTRON_MOE
@@ -26,6 +26,7 @@ from wgrad.train.model.gguf_scored import (
     keys_of_nemotron,
     keys_of_renamed,
     keys_of_scored,
+    keys_of_softmax,
     without_scored_place,
     write_scored,
 )
@@ -67,6 +68,7 @@ _OWN_KEYS = {
     NEMOTRON_MOE: keys_of_nemotron,
     "ernie4_5-moe": keys_of_ernie,
     "deepseek2": keys_of_deepseek2,
+    MISTRAL_4: keys_of_softmax,
     LLAMA_4: keys_of_llama4,
 }
 UNSCALED = ("lfm2moe", "minimax-m2")  # llama.cpp reads no factor of the experts' weights for these

@@ -37,7 +37,7 @@ UNBIASED = {
     "seed_oss": ("o_proj.", "mlp."),
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "lfm2", "dots1", "apertus"), ("_proj.",)),
     **dict.fromkeys(("qwen3", "qwen3moe", "smollm3", "olmo2", "olmoe", "ernie4_5", "arcee"), ("_proj.",)),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "deepseek2", "minicpm3"), ("_proj.",)),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "deepseek2", "mistral4", "minicpm3"), ("_proj.",)),
     "ernie4_5-moe": ("_proj.", "lm_head."),
     "glm4": ("mlp.",),
     "falcon": (".self_attention.", ".mlp."),

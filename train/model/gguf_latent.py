@@ -1,6 +1,6 @@
-"""Latent attention in GGUF files of `deepseek2` and `minicpm3`.
+"""Latent attention in GGUF files of `deepseek2`, `mistral4` and `minicpm3`.
 
-Newer files of `deepseek2` split kv_b_proj by head into keys, which are transposed, and values.
+`mistral4` and newer files of `deepseek2` split kv_b_proj by head into keys, which are transposed, and values.
 
 Source: github.com/ggml-org/llama.cpp, its converter's DeepseekV2Model and MiniCPM3Model, src/models/deepseek2.cpp.
 """
@@ -23,10 +23,11 @@ from wgrad.train.model.model_config import ModelConfig
 
 K_B, V_B = "self_attn.k_b_proj", "self_attn.v_b_proj"
 BY_HEAD_PARTS = (f"{K_B}.weight", f"{V_B}.weight")
-SPLIT = "deepseek2"  # the architecture of such files
+MISTRAL_4 = "mistral4"
+SPLIT = ("deepseek2", MISTRAL_4)  # the architectures of such files
 _LENGTHS = ("head_count", "head_count_kv", "key_length", "value_length", "key_length_mla", "value_length_mla")
 LENGTHS = tuple(
-    f"{SPLIT}.attention.{key}" for key in _LENGTHS
+    f"{name}.attention.{key}" for name in SPLIT for key in _LENGTHS
 )  # written by `write_heads`; newer files differ from older ones in these
 # Layers, and vocabulary or 0 for any, by which llama.cpp recognizes models without q_lora_rank.
 _PLAIN_QUERIES = ((26, 0), (27, 0), (48, 128_256))
@@ -36,7 +37,7 @@ _MINICPM3 = (12.0, 1.4, 256)  # scale_emb, scale_depth and dim_model_base, fixed
 def kv_b_rows(config: ModelConfig, name: str) -> dict[str, np.ndarray]:
     """Return the rows of a kv_b_proj that each of its tensors in GGUF has, by name; {} if GGUF does not split it."""
     c = config.latent
-    if c is None or not name.endswith(f"{KV_B}.weight") or config.gguf != SPLIT:
+    if c is None or not name.endswith(f"{KV_B}.weight") or config.gguf not in SPLIT:
         return {}
     rows = np.arange(config.num_attention_heads * (c.plain + c.value)).reshape(config.num_attention_heads, -1)
     owner = name.removesuffix(f"{KV_B}.weight")
@@ -114,7 +115,7 @@ def write_heads(writer: Any, config: ModelConfig) -> None:
     if c is None:
         write_key_heads(writer, config)
         widths = (config.head_dim, config.head_dim)
-    elif config.gguf == SPLIT:
+    elif config.gguf in SPLIT:
         writer.add_head_count_kv(1)
         widths = (c.rank + c.rotated, c.rank)
         writer.add_key_length_mla(c.width)
@@ -136,6 +137,9 @@ def write_latent(writer: Any, config: ModelConfig) -> None:
     writer.add_kv_lora_rank(c.rank)
     if config.rope.type == "yarn":
         writer.add_rope_scaling_yarn_log_mul(0.1 * _all_dims(config))  # llama.cpp's converter writes a tenth
+        if config.gguf == MISTRAL_4:
+            writer.add_attn_temperature_scale(config.query_growth)
+            writer.add_attn_temperature_length(config.query_length)
 
 
 def _all_dims(config: ModelConfig) -> float:
@@ -149,12 +153,14 @@ def without_latent_place(config: ModelConfig, architecture: str) -> Iterator[str
     c, rope = config.latent, config.rope
     if c is None:
         return
-    if rope.type == "yarn" and (architecture != SPLIT or not _all_dims(config) or rope.attention_factor != 1):
+    if rope.type == "yarn" and (architecture not in SPLIT or not _all_dims(config) or rope.attention_factor != 1):
         yield "yarn scaling with mscale other than mscale_all_dim"
-    if not config.interleaved and architecture == SPLIT:
+    if rope.type == "yarn" and architecture == MISTRAL_4 and not math.isclose(_all_dims(config), 1, rel_tol=1e-6):
+        yield "mscale_all_dim other than 1"
+    if not config.interleaved and architecture in SPLIT:
         yield "rope_interleave false"
     sizes = (config.num_hidden_layers, 0), (config.num_hidden_layers, config.vocab_size)
-    if architecture == SPLIT and any(size in _PLAIN_QUERIES for size in sizes) == bool(c.query_rank):
+    if architecture in SPLIT and any(size in _PLAIN_QUERIES for size in sizes) == bool(c.query_rank):
         yield f"{'a' if c.query_rank else 'no'} q_lora_rank with {config.num_hidden_layers} layers"
     if architecture == "minicpm3":
         embedding, depth, base = _MINICPM3
@@ -195,5 +201,12 @@ def yarn_of_latent(fields: GgufFields, scaling: dict[str, Any] | None, latent: d
     key = fields.architecture + ".rope.scaling.yarn_log_multiplier"
     if not latent or scaling is None or scaling["rope_type"] != "yarn":
         return scaling
-    all_dims = round(10 * fields.needed(key, float), 6)
-    return scaling | {"mscale": all_dims, "mscale_all_dim": all_dims}
+    all_dims = 1.0 if fields.architecture == MISTRAL_4 else round(10 * fields.needed(key, float), 6)  # as in llama.cpp
+    scaling = scaling | {"mscale": all_dims, "mscale_all_dim": all_dims}
+    if fields.architecture == MISTRAL_4:
+        key = f"{MISTRAL_4}.attention.temperature_length"
+        length: int = scaling.get("original_max_position_embeddings", 0)
+        if fields.get(key, int, length) != length:
+            raise fields.error(key, f"must be the original length, {length}")
+        scaling["llama_4_scaling_beta"] = fields.get(f"{MISTRAL_4}.attention.temperature_scale", float, 0.0)
+    return scaling

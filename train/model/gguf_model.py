@@ -203,7 +203,7 @@ def _scales(rope: RopeConfig, architecture: str) -> bool:
         return rope.type == "default" or (rope.type == "proportional" and architecture == GEMMA_4)
     if rope.type == "yarn" and architecture == "mistral3":
         return rope.truncate and log_multiplier(rope) is not None
-    if rope.type == "yarn" and architecture == SPLIT:
+    if rope.type == "yarn" and architecture in SPLIT:
         return (rope.beta_fast, rope.beta_slow, rope.truncate) == (32.0, 1.0, True)
     if rope.type == "yarn":
         own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, architecture not in UNROUNDED)

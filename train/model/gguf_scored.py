@@ -47,6 +47,13 @@ def keys_of_scored(fields: GgufFields, count: int, chosen: int) -> dict[str, Any
     return _keys(fields, count, chosen)
 
 
+def keys_of_softmax(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
+    """Do as `keys_of_scored` for Mistral Small 4, whose scores are a softmax."""
+    if has_sigmoids(fields):
+        raise fields.error(fields.architecture + ".expert_gating_func", f"must be {_SOFTMAX}, softmax")
+    return _keys(fields, count, chosen)
+
+
 def _keys(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
     prefix = fields.architecture + "."
     first = fields.get(prefix + "leading_dense_block_count", int, 0)

@@ -114,7 +114,7 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, ov
                 writer.add_block_count(model.config.num_hidden_layers)
             elif not (entry.key in (*_OWN, *LENGTHS, *over) or entry.key.startswith("split.") or _is_extra(entry.key)):
                 writer.add_key_value(entry.key, entry.value, entry.type, entry.sub_type)
-        if model.config.gguf == SPLIT:
+        if model.config.gguf in SPLIT:
             write_heads(writer, model.config)
         for key, value in over.items():
             (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)

@@ -16,12 +16,14 @@ from wgrad.train.model.config_file import (
     Epsilon,
     Factor,
     Positions,
+    RopeFile,
     Vocabulary,
     Width,
     check_mlp_layer_types,
 )
 from wgrad.train.model.expert_keys import ChosenCount
 from wgrad.train.model.latent_attention import LatentAttention
+from wgrad.train.model.near_llama_keys import check_growth, query_growth
 from wgrad.train.model.scored_keys import ScoredFile, SharedCount
 from wgrad.train.model.scored_variants import scored_experts
 
@@ -225,6 +227,64 @@ class Glm4MoeLiteFile(ScoredFile, kw_only=True):
     def variant(self) -> dict[str, Any]:
         """Return the `ModelConfig` fields of GLM-4.7-Flash, with DeepSeek-V3's attention and router."""
         return {**_attention(self, self.rope_interleave), "experts": scored_experts(self)}
+
+
+class Mistral4File(ScoredFile, kw_only=True):
+    """Keys of Mistral Small 4. partial_rotary_factor: states which part of a head qk_rope_head_dim is."""
+
+    default_rope: ClassVar[RopeFile] = RopeFile(
+        type="yarn",
+        rope_theta=10_000.0,
+        factor=128.0,
+        original_max_position_embeddings=8192,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        mscale=1.0,
+        mscale_all_dim=1.0,
+        llama_4_scaling_beta=0.1,
+    )
+    usual_experts: ClassVar[int] = 128
+    vocab_size: Vocabulary = 131_072
+    intermediate_size: Width = 12_288
+    num_hidden_layers: Count = 36
+    num_key_value_heads: Count | None = 32
+    max_position_embeddings: Positions = 1_048_576
+    attention_bias: bool = False
+    kv_lora_rank: Width = 256
+    q_lora_rank: Width | None = 1024
+    qk_nope_head_dim: Width = 64
+    qk_rope_head_dim: Width = 64
+    v_head_dim: Width | None = 128
+    rope_interleave: bool | None = True
+    n_shared_experts: SharedCount = 1
+    num_experts_per_tok: ChosenCount = 4
+    moe_intermediate_size: Width = 2048
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self)
+        check_growth(self)
+        turned, width = self.qk_rope_head_dim, self.qk_nope_head_dim + self.qk_rope_head_dim
+        if self.head_dim not in (None, width, turned):
+            raise ValueError(f"head_dim must be qk_nope_head_dim + qk_rope_head_dim, {width}; got {self.head_dim}")
+        for rope in filter(None, (self.rope_parameters, self.rope_scaling)):
+            if rope.partial_rotary_factor not in (None, turned / width):
+                raise ValueError(
+                    "partial_rotary_factor of rope_parameters must be qk_rope_head_dim / (qk_nope_head_dim + "
+                    f"qk_rope_head_dim), {turned / width:g}; got {rope.partial_rotary_factor:g}"
+                )
+            rope.partial_rotary_factor = None
+
+    def variant(self) -> dict[str, Any]:
+        """Return the `ModelConfig` fields of Mistral Small 4.
+
+        It has DeepSeek-V3's attention with queries that grow with the position, and experts that a softmax chooses.
+        """
+        experts, (growth, length) = scored_experts(self), query_growth(self)
+        if experts is not None:
+            experts = replace(experts, sigmoid=False, correction="", files="mistral4")
+        attention = _attention(self, bool(self.rope_interleave))
+        return {**attention, "query_growth": growth, "query_length": length, "experts": experts}
 
 
 class MiniCpm3File(ConfigFile, kw_only=True):

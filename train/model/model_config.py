@@ -55,7 +55,7 @@ class ModelConfig:
         score_scale: Factor of the scores before the softmax; 0 means head_dim ** -0.5.
         score_softcap, logit_softcap: A soft cap c replaces x by c tanh(x / c); 0 means none.
         query_growth, query_length: Queries at position p are scaled by
-            1 + query_growth log(1 + floor(p / query_length)).
+            1 + query_growth log(1 + floor(p / query_length)), in attention to latents the unrotated part too.
         sinks: Whether each head has the score of an additional key without a value.
         clip_qkv: q, k and v are clipped to -clip_qkv and clip_qkv; 0 means not at all.
         attention_gate: Whether q_proj has a gate of attention's output after each head's queries.

@@ -21,6 +21,25 @@ from wgrad.train.model.config_file import (
 )
 
 
+def query_growth(keys: ConfigFile) -> tuple[float, int]:
+    """Return `query_growth` and `query_length` of `ModelConfig`."""
+    rope = _rope(keys)
+    return rope.llama_4_scaling_beta or 0.0, rope.original_max_position_embeddings or 0
+
+
+def check_growth(keys: ConfigFile) -> None:
+    """Raise ValueError if queries cannot grow as the keys ask."""
+    rope, (beta, length) = _rope(keys), query_growth(keys)
+    if beta and not length:
+        raise ValueError("llama_4_scaling_beta needs original_max_position_embeddings in rope_parameters; got none")
+    if beta and (rope.rope_type or rope.type) in ("dynamic", "longrope", "su"):
+        raise ValueError("llama_4_scaling_beta is supported with the rope_type default, linear, llama3 and yarn")
+
+
+def _rope(keys: ConfigFile) -> RopeFile:
+    return keys.rope_scaling or keys.rope_parameters or keys.default_rope
+
+
 class Ministral3File(ConfigFile, kw_only=True):
     default_rope: ClassVar[RopeFile] = RopeFile(
         type="yarn",
@@ -43,20 +62,7 @@ class Ministral3File(ConfigFile, kw_only=True):
     sliding_window: Positions | None = None
 
     def __post_init__(self) -> None:
-        rope, (beta, length) = self._rope, self.growth
-        if beta and not length:
-            raise ValueError("llama_4_scaling_beta needs original_max_position_embeddings in rope_parameters; got none")
-        if beta and (rope.rope_type or rope.type) in ("dynamic", "longrope", "su"):
-            raise ValueError("llama_4_scaling_beta is supported with the rope_type default, linear, llama3 and yarn")
-
-    @property
-    def _rope(self) -> RopeFile:
-        return self.rope_scaling or self.rope_parameters or self.default_rope
-
-    @property
-    def growth(self) -> tuple[float, int]:
-        """`query_growth` and `query_length` of `ModelConfig`."""
-        return self._rope.llama_4_scaling_beta or 0.0, self._rope.original_max_position_embeddings or 0
+        check_growth(self)
 
 
 class CwmFile(LayerTypesFile, kw_only=True):

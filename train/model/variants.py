@@ -38,6 +38,7 @@ from wgrad.train.model.near_llama_keys import (
     GlmFile,
     Ministral3File,
     SeedOssFile,
+    query_growth,
 )
 
 
@@ -196,7 +197,7 @@ def starcoder2(keys: Starcoder2File) -> dict[str, Any]:
 
 def ministral3(keys: Ministral3File) -> dict[str, Any]:
     """Ministral 3: queries beyond the original length are scaled, as in Llama 4."""
-    growth, length = keys.growth
+    growth, length = query_growth(keys)
     return {"windows": every_layer(keys), "query_growth": growth, "query_length": length}
 
 
