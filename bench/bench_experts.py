@@ -1,8 +1,9 @@
 """TFLOP/s of GEMMs of experts, and of a dense GEMM of the same arithmetic, in the same run.
 
-    python bench/bench_experts.py [--tokens 320,640] [--small] [--out FILE]
+    python bench/bench_experts.py [--tokens 2048,8192] [--small] [--out FILE]
 
 Every token chooses its experts evenly at random. The dense GEMM multiplies as many rows with the weight of one expert.
+Beyond 512 rows of an expert on average, weights are dequantized first, in either GEMM's time.
 apart_tflops: a batched GEMM in which every expert has as many rows. gbytes_per_second: of the weights of the experts
 that have rows, each read once.
 """
@@ -28,12 +29,16 @@ GPT_OSS = [(2048, 32, 4, 2880, 2880), (16, 32, 4, 2880, 2880)]  # gpt-oss-20B
 SMALL = [(16, 3, 2, 32, 64)]
 
 
-def weight_of(device: Any, kind: str, rows: int, columns: int, experts: int) -> Any:
+def normal(device: Any, *shape: int) -> Any:
     """Random numbers, a block of which is repeated: that changes no timing."""
+    block = np.random.default_rng(1).standard_normal(1 << 20).astype(np.float16 if device.float16 else np.float32)
+    return device.upload(np.resize(block, shape))
+
+
+def weight_of(device: Any, kind: str, rows: int, columns: int, experts: int) -> Any:
     rng, size = np.random.default_rng(1), rows * columns
     if kind == "dense":
-        block = rng.standard_normal(1 << 20).astype(np.float16 if device.float16 else np.float32)
-        array = device.upload(np.resize(block, (rows, columns)))
+        array = normal(device, rows, columns)
         return array if experts == 1 else device.view(array, (experts, rows // experts, columns))
     codes = np.resize(rng.integers(0, 256, 1 << 20).astype(np.uint8), size // 2)
     if kind == "mxfp4":
@@ -44,13 +49,10 @@ def weight_of(device: Any, kind: str, rows: int, columns: int, experts: int) -> 
 
 def measure(device: Any, report: Report, kind: str, shape: tuple[int, int, int, int, int]) -> None:
     tokens, experts, chosen, width, hidden = shape
-    random, dtype = np.random.default_rng(0), np.float16 if device.float16 else np.float32
-    ids = np.argsort(random.random((tokens, experts)), axis=1)[:, :chosen].astype(np.int32)
+    ids = np.argsort(np.random.default_rng(0).random((tokens, experts)), axis=1)[:, :chosen].astype(np.int32)
     start, order, _ = device.group_by_expert(device.upload(np.ascontiguousarray(ids)), experts)
     rows, n = tokens * chosen, 2 * width
-    x = device.upload(random.standard_normal((tokens, hidden)).astype(dtype))
-    dy = device.upload(random.standard_normal((rows, n)).astype(dtype))
-    many = device.upload(random.standard_normal((rows, hidden)).astype(dtype))
+    x, dy, many = (normal(device, *size) for size in ((tokens, hidden), (rows, n), (rows, hidden)))
     of_all, one = (weight_of(device, kind, count * n, hidden, count) for count in (experts, 1))
     apart: tuple[Any, Any] = None, None
     if kind == "dense":
@@ -74,7 +76,8 @@ def measure(device: Any, report: Report, kind: str, shape: tuple[int, int, int, 
             kind=kind,
             side=side,
             shape="x".join(map(str, shape)),
-            dtype=np.dtype(dtype).name,
+            rows_of_expert=rows / experts,
+            dtype=x.dtype_name,
             tensor_cores=device.matrix_units,
             us=experts_time.seconds * 1e6,
             tflops=flop / experts_time.seconds / 1e12,
@@ -89,7 +92,7 @@ def measure(device: Any, report: Report, kind: str, shape: tuple[int, int, int, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="sizes that time nothing")
-    parser.add_argument("--tokens", help="of Qwen3-30B-A3B and gpt-oss-20B alone, so many each time, such as 320,640")
+    parser.add_argument("--tokens", help="so many each time, such as 320,640")
     parser.add_argument("--out", help="write the rows here")
     args = parser.parse_args()
     device: Any = bind(WgpuDevice)()
@@ -97,7 +100,8 @@ def main() -> None:
     shapes, gpt_oss = (SMALL, SMALL) if args.small else (SHAPES, GPT_OSS)
     if args.tokens:
         counts = list(map(int, args.tokens.split(",")))
-        shapes, gpt_oss = ([(count, *of[0][1:]) for count in counts] for of in (shapes, gpt_oss))
+        models = shapes[:3], gpt_oss[:1]
+        shapes, gpt_oss = ([(count, *shape[1:]) for count in counts for shape in of] for of in models)
     for shape in shapes:
         for kind in ("dense", "nf4"):
             measure(device, report, kind, shape)
