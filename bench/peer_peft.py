@@ -44,7 +44,8 @@ def load(config: dict[str, object], checkpointing: bool) -> torch.nn.Module:
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
-    targets = TARGETS[:4] if "num_experts" in config else TARGETS  # PEFT would take those of an MLP for the experts'
+    experts = any("num" in key and "experts" in key for key in config)
+    targets = TARGETS[:4] if experts else TARGETS  # PEFT would take those of an MLP for the experts'
     return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
 
 
