@@ -23,6 +23,7 @@ from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.matrix import decoded_cases, on_tile, product_cases, skinny_cases
 from wgrad.autograd.selftest.run import call_case, check_case
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.device.formats.mxfp4 import Mxfp4Array
 from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_lora, gemm_matrix_skinny, gemm_skinny
 from wgrad.wgsl.gemm.gemm import matmul
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
@@ -136,6 +137,20 @@ def test_small_gradients_of_logits_last(matrix_device: Any) -> None:
     exact = cpu.linear_cross_entropy(*wide, need_dx=True, need_dweight=False)[1]
     assert not found[::3].any()
     np.testing.assert_allclose(found, exact, rtol=1e-2)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_mxfp4_is_exact_in_float16_with_any_scale(matrix_device: Any) -> None:
+    """All codes, times powers of 2 beyond those of float16: multiplied by the identity. Larger ones are infinite."""
+    exponents = np.minimum(np.arange(144), 140).astype(np.uint8)
+    codes = np.tile(np.arange(0x10, 0x110, 0x11, dtype=np.int64).astype(np.uint8), (len(exponents), 1))
+    weight = Mxfp4Array(codes.reshape(-1), exponents, (len(exponents), 32))
+    placed = weight.map_arrays(matrix_device.upload)
+    found = matrix_device.download(matrix_device.linear_quantized(matrix_device.upload(np.eye(32, dtype=F16)), placed))
+    assert "gemm_matrix" in matrix_device.launched
+    exact = weight.rows(0, len(exponents), np.dtype(np.float64))
+    assert len(np.unique(exact[-1])) == 15
+    np.testing.assert_array_equal(found, exact.T.astype(np.float16))
 
 
 def test_tensor_cores_serve_16_bit_operands_of_eight_rows_or_more() -> None:

@@ -87,7 +87,7 @@ class WeightOperand:
 
 
 def weight_operand(
-    w: FrozenWeight, unit: int, *, table: bool, barrier: bool = True, factored: bool = False
+    w: FrozenWeight, unit: int, *, table: bool, barrier: bool = True, factored: bool = False, halves: bool = False
 ) -> WeightOperand:
     """Bind a frozen weight.
 
@@ -95,10 +95,12 @@ def weight_operand(
     table: workgroup memory has room for decoding tables next to the tiles.
     barrier: prepare_b ends with a barrier; where the kernel has one anyway, a second cost dx up to 7 % (NVIDIA).
     factored: the kernel scales the sums of units, not their elements.
+    halves: elements are float16, not float32.
     """
     codes, *scales = w.arrays().values()
     assert codes is not None
     switches: dict[str, Constant] = {**w.constants(), "PREPARE_BARRIER": barrier, "FACTORED": factored}
+    switches["HALVES"] = halves
     switches["TABLE"] = table and int(switches.get("TABLE_WORDS", 0)) <= _MOST_TABLE_WORDS
     switches["GROUPS"] = groups = max(1, unit // _GROUP.get(w.format, unit))
     switches["GROUP_QUADS"] = unit // 4 // groups

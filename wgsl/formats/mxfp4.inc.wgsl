@@ -4,6 +4,14 @@
 #include "formats.inc.wgsl" words
 @group(0) @binding(2) var<storage, read> b: array<Words>;
 @group(0) @binding(8) var<storage, read> exponents: array<u32>;
+
+#if HALVES
+// Scales as two factors, powers of 2, each of them twice in a word: one of float16 alone may be out of range.
+struct Unit_b { codes: Words, exponents: u32, place: u32 }
+struct Ready_b { codes: Words, scale: u32, rest: u32 }
+
+fn prepare_b(lid: u32) {}
+#else
 var<workgroup> level: array<f32, 16>;  // twice the value of each code
 
 struct Unit_b { codes: Words, exponents: u32, place: u32 }
@@ -18,12 +26,42 @@ fn prepare_b(lid: u32) {
   workgroupBarrier();
 #endif
 }
+#endif
 
 fn fetch_b(at: u32, inside: u32) -> Unit_b {
   let block = (first_element() + at) >> 5u;
   return Unit_b(b[at / UNIT], exponents[block >> 2u], block & 3u);
 }
 
+#if HALVES
+// Powers of 2 of float16: 2^(e - 15), for two numbers.
+fn powers(e: i32) -> u32 { return u32(clamp(e, 1, 30)) * 0x04000400u; }
+fn halves(word: u32) -> vec2<f16> { return vec2<f16>(unpack2x16float(word)); }
+
+// 4 * 2^(exponent - 127), because codes are converted to a quarter of their values.
+fn ready_b(unit: Unit_b) -> Ready_b {
+  let e = i32((unit.exponents >> (8u * unit.place)) & 255u) - 110;
+  return Ready_b(unit.codes, powers(e), powers(e - clamp(e, 1, 30) + 15));
+}
+
+// The codes at bits 9 and 25 of a word. Their lower three bits become the end of a float16's exponent, which is 12 more
+// here, and the first bit of its mantissa. That float is a quarter of the code's value where the exponent's end is not
+// 0; elsewhere there should be no implicit leading one, and the quarter is twice the float, less 1/4. All of it is exact.
+fn two_of(unit: Ready_b, word: u32) -> vec2<f16> {
+  let float = halves((word & 0x0e000e00u) | 0x30003000u);
+  let quarter = min(float, float + float - 0.25h);
+  return quarter * halves(unit.scale ^ ((word << 3u) & 0x80008000u)) * halves(unit.rest);
+}
+
+fn four_b(unit: Ready_b, first: u32) -> Four {
+  let w = eight_of(unit.codes, first);
+  let a = two_of(unit, w << 9u);
+  let b = two_of(unit, w << 5u);
+  let c = two_of(unit, w << 1u);
+  let d = two_of(unit, w >> 3u);
+  return select(Four(a.x, b.x, c.x, d.x), Four(a.y, b.y, c.y, d.y), (first & 4u) != 0u);
+}
+#else
 // 2^(exponent - 128), because levels are twice the values of codes.
 fn ready_b(unit: Unit_b) -> Ready_b {
   let e = (unit.exponents >> (8u * unit.place)) & 255u;
@@ -35,3 +73,4 @@ fn four_b(unit: Ready_b, first: u32) -> Four {
   return by_scale(unit, vec4<f32>(level[w & 15u], level[(w >> 4u) & 15u], level[(w >> 8u) & 15u], level[(w >> 12u) & 15u]));
 }
 #include "formats.inc.wgsl" scaled
+#endif

@@ -7,7 +7,7 @@
 //   fetch_b(at, inside) -> Unit_b     loads the unit from element `at` on (a multiple of UNIT) and computes nothing, so
 //                                     that nothing waits. inside: elements to the row's end (here always UNIT or more)
 //   ready_b(Unit_b) -> Ready_b        the unit with its scale. A zero Ready_b stands for zeros
-//   four_b(Ready_b, first) -> Four    elements `first` to first + 3 of the unit. Four: vec4 of f32 or f16
+//   four_b(Ready_b, first) -> Four    elements `first` to first + 3 of the unit. Four: vec4 of f32, or of f16 (HALVES)
 //   scaled_b(Ready_b, first, sum, x) -> f32  only with FACTORED, where four_b leaves out the factors that all elements
 //                                     of a group share. A unit has GROUPS groups; `first` is the first element of one.
 //                                     Returns the group's part of a result, from sum(element x) and sum(x)

@@ -150,8 +150,8 @@ def _operand(plan: Plan, b: Array | FrozenWeight) -> WeightOperand:
     """The right operand as the kernel reads it."""
     if isinstance(b, Array):
         return dense_operand(b, plan.unit)
-    barrier = not isinstance(plan.tile, Tile)
-    return weight_operand(b, plan.unit, table=plan.table, barrier=barrier, factored=plan.factored)
+    barrier, halves = not isinstance(plan.tile, Tile), isinstance(plan.tile, MatrixTile)
+    return weight_operand(b, plan.unit, table=plan.table, barrier=barrier, factored=plan.factored, halves=halves)
 
 
 def _tile_constants(
