@@ -26,11 +26,11 @@ class Bound(_Base):  # type: ignore[misc]
 
     def write(self, array: Array, host: np.ndarray) -> None:
         shape, dtype = getattr(host, "shape", None), getattr(host, "dtype", None)
-        Args("write").rule(
-            shape is not None and tuple(shape) == tuple(array.shape) and dtype == array.dtype,
-            f"host must be a NumPy array like the one on the device, {array.dtype} {list(array.shape)}, got "
-            f"{type(host).__name__ if shape is None else f'{dtype} {list(shape)}'}; reshape or cast it",
-        )
+        if shape is None or tuple(shape) != tuple(array.shape) or dtype != array.dtype:
+            raise Args("write").fail(
+                f"host must be a NumPy array like the one on the device, {array.dtype} {list(array.shape)}, got "
+                f"{type(host).__name__ if shape is None else f'{dtype} {list(shape)}'}; reshape or cast it"
+            )
         super().write(array, host)
 
     def copy(self, src: Array, out: Array) -> None:
@@ -50,10 +50,9 @@ class Bound(_Base):  # type: ignore[misc]
 
 
 def _check_alike(op: str, src: Array, out: Array) -> None:
-    Args(op).rule(
-        int(src.size) == int(out.size) and src.dtype == out.dtype,
-        f"out must have the size and dtype of src, {src.dtype} {list(src.shape)}, got {out.dtype} {list(out.shape)}",
-    )
+    if src.size != out.size or src.dtype != out.dtype:  # the text takes longer than a launch
+        of_src, of_out = (f"{array.dtype} {list(array.shape)}" for array in (src, out))
+        raise Args(op).fail(f"out must have the size and dtype of src, {of_src}, got {of_out}")
 
 
 @cache

@@ -24,6 +24,7 @@ from wgrad.autograd.tensor import (
     run_backward,
 )
 from wgrad.device.contract import Array
+from wgrad.device.repeats import Results
 
 
 class _Stretch(threading.local):
@@ -90,6 +91,8 @@ def checkpoint(
     shared: Sequence[Tensor] = (),
     offloading: Offloading | None = None,
     keep: bool = False,
+    begin: Callable[[], None] = lambda: None,
+    repeat: Callable[..., Results] = lambda kind, work, inputs: work(),
 ) -> Any:
     """Return fn(*tensors, *shared), and save only these arguments; the backward recomputes fn.
 
@@ -102,10 +105,14 @@ def checkpoint(
         shared: Further arguments, which are never offloaded, because others save them too.
         offloading: Where to offload the saved tensors; None: keep them on the device.
         keep: Whether to save the results of `once` too: attention outputs, and LoRA's products with A.
+        begin: Called before fn each time.
+        repeat: A `Repeats` for the recomputation, of parts whose fn and arguments are alike.
     """
     if not is_recording():
+        begin()
         return fn(*tensors, *shared)
     kept: list[Sequence[Array]] | None = [] if keep else None
+    begin()
     with recording(False), keeping(kept):
         result = fn(*(t.detach() for t in (*tensors, *shared)))
     outputs = result if isinstance(result, tuple) else (result,)
@@ -126,18 +133,30 @@ def checkpoint(
         ctx.kept = kept and [len(arrays) for arrays in kept]
     del saved, kept
     wrapped = tuple(Tensor(out.data, out.device) for out in outputs)
-    attach(ctx, lambda *grads: _recompute(fn, ctx, grads), edges, wrapped)
+    attach(ctx, lambda *grads: _recompute(fn, ctx, grads, begin, repeat), edges, wrapped)
     return wrapped if isinstance(result, tuple) else wrapped[0]
 
 
-def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | None]) -> list[Array | None]:
+def _recompute(
+    fn: Callable[..., Any],
+    ctx: Context,
+    grads: Sequence[Array | None],
+    begin: Callable[[], None],
+    repeat: Callable[..., Results],
+) -> list[Array | None]:
     inputs, kept = (ctx.saved, ctx.kept) if ctx.saved else _taken(ctx)
     leaves = [Tensor(data, ctx.device, needs) for data, needs in zip((*inputs, *ctx.shared), ctx.needs_grad)]
     del inputs
-    with recomputing(), keeping(kept):
-        result = fn(*leaves)
-    run_backward(result if isinstance(result, tuple) else (result,), grads)
-    return [leaf.gradient for leaf in leaves]
+    begin()
+
+    def work() -> Results:
+        with recomputing(), keeping(kept):
+            result = fn(*leaves)
+        run_backward(result if isinstance(result, tuple) else (result,), grads)
+        return [leaf.gradient for leaf in leaves], None
+
+    kind = *((leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in leaves), *(grad is None for grad in grads)
+    return repeat(kind, work, kept)[0]
 
 
 def _taken(ctx: Context) -> tuple[list[Array], list[Sequence[Array]] | None]:

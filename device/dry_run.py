@@ -96,6 +96,15 @@ class DryRuntime(PooledRuntime):
             return False
         return True
 
+    @contextmanager
+    def tracing(self, trace: Any) -> Iterator[None]:
+        """Notify a trace of all calls of the device's pool within the block, and `trace.elsewhere` of the other's."""
+        self._pool.trace, self._host_pool.trace = trace, trace.elsewhere
+        try:
+            yield
+        finally:
+            self._pool.trace, self._host_pool.trace = None, None
+
     def pipelines_compiled(self) -> int:
         return 0
 

@@ -139,6 +139,7 @@ class Pool:
         self._serial = 0
         self._touched: set[Block] | None = None
         self.rehearsal: Rehearsal | None = None  # notified of every block that is taken or returned
+        self.trace: Any = None  # notified, too (repeats.py)
         self._placed: _Placed | None = None
         self._forgot = False  # whether blocks in `_scratch` may have become free for general use
         self.borrowing = False  # whether scratch of recordings is given out; none may run meanwhile
@@ -161,6 +162,8 @@ class Pool:
             block = self._find(wanted)
         if self.rehearsal is not None:
             self.rehearsal.taken(block, wanted)
+        if self.trace is not None:
+            self.trace.taken(block, wanted)
         if self._touched is not None:
             self._touched.add(block)
         self.in_use_bytes += block.nbytes
@@ -261,6 +264,8 @@ class Pool:
         self.in_use_bytes -= block.nbytes
         if self.rehearsal is not None:
             self.rehearsal.returned(block)
+        if self.trace is not None:
+            self.trace.returned(block)
         insort(self._scratch if block.scratch else self._free, (block.nbytes, block.serial, block))
 
     def trim(self) -> int:

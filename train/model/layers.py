@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
+from typing import Any
 
-from wgrad.autograd.checkpoint import checkpoint
+from wgrad.autograd.checkpoint import Staying, checkpoint, results_kept
 from wgrad.autograd.offload import Offloading
-from wgrad.autograd.tensor import Tensor
+from wgrad.autograd.tensor import Tensor, is_recording
+from wgrad.device.repeats import Repeats, Results
 from wgrad.train.model.model_config import ModelConfig
 
 
@@ -33,6 +36,41 @@ class Beside:
         return h
 
 
+def _run(
+    repeats: Repeats,
+    kind_of: Callable[[int], Hashable],
+    layer: Callable[..., Tensor | tuple[Tensor, ...]],
+    index: int,
+    h: Tensor,
+    *others: Tensor,
+) -> Tensor | tuple[Tensor, ...]:
+    """Return the results of a layer. A dry run may take the memory of one before, where no tape is recorded."""
+    if not repeats.is_used or others or is_recording():
+        return layer(index, h, *others)
+    kept, device = results_kept(), h.device
+
+    def work() -> Results:
+        first = len(kept or ())
+        made = layer(index, h)
+        tensors = made if isinstance(made, tuple) else (made,)
+        entries = (kept or [])[first:]
+        arrays = [*(tensor.data for tensor in tensors), *(array for entry in entries for array in entry)]
+        forms = [(isinstance(entry, Staying), len(entry)) for entry in entries]
+        return arrays, (isinstance(made, tuple), len(tensors), forms)
+
+    before = len(kept or ())
+    arrays, (several, count, forms) = repeats((kind_of(index), kept is None), work)
+    made = tuple(Tensor(array, device) for array in arrays[:count])
+    if kept is not None and len(kept) == before:
+        rest = iter(arrays[count:])
+        kept += [(Staying if stays else tuple)(islice(rest, number)) for stays, number in forms]
+    return made if several else made[0]
+
+
+def _again(repeats: Repeats, kind: Hashable, of_arguments: Hashable, *work: Any) -> Results:
+    return repeats((kind, of_arguments), *work)
+
+
 def through_layers(
     layer: Callable[..., Tensor | tuple[Tensor, ...]],
     h: Tensor,
@@ -42,6 +80,8 @@ def through_layers(
     offload: int,
     keep_attention: bool,
     passed: Mapping[int, Callable[[], None]],
+    begin: Callable[[int], None],
+    kind_of: Callable[[int], Hashable],
 ) -> Tensor:
     """Return the residual stream [N, C] after all layers.
 
@@ -55,20 +95,26 @@ def through_layers(
         offload: Number of these layers that keep it in main memory.
         keep_attention: Whether recomputed layers keep attention's output.
         passed: As for `Model`.
+        begin: Called with a layer's index before each of its forwards.
+        kind_of: Returns a layer's kind: layers of the same kind take the same memory.
     """
     # The backward begins with the last layer, so offloading its inputs would be useless.
     layers = beside.config.num_hidden_layers
     offloaded = min(offload, recomputed, layers - 1)
     offloading = Offloading(h.device, offloaded) if offloaded else None
+    once, backward = partial(_run, Repeats(h.device), kind_of, layer), Repeats(h.device)
     for index in range(layers):
         if index in passed:
             h = h.watched(passed[index])
         own, shared = beside.of(index)
         if index < recomputed:
-            made = checkpoint(partial(layer, index), h, *own, shared=shared, offloading=offloading, keep=keep_attention)
-            h = beside.take(index, made)
+            how: dict[str, Any] = {"offloading": offloading, "keep": keep_attention, "begin": partial(begin, index)}
+            if backward.is_used and not own and not shared:
+                how["repeat"] = partial(_again, backward, kind_of(index))
+            h = beside.take(index, checkpoint(partial(once, index), h, *own, shared=shared, **how))
             continue
-        h = beside.take(index, layer(index, h, *own, *shared))
+        begin(index)
+        h = beside.take(index, once(index, h, *own, *shared))
         if offloading is not None and index == recomputed:
             offloading.leave_last()
             h = h.watched(offloading.bring_last)

@@ -268,6 +268,7 @@ class Adapter:
     def from_tensors(cls, config: LoraConfig, tensors: Mapping[str, Tensor]) -> Adapter:
         """Return an adapter of these tensors: those that `lora_shapes` names, and whole weights."""
         names = [n.removesuffix(".lora_A") for n in tensors if n.endswith(".lora_A")]
+        of_variants = {n: t for n, t in tensors.items() if OWN in n}
         return cls(
             config,
             {
@@ -278,7 +279,7 @@ class Adapter:
                     stream,
                     tensors.get(name + MAGNITUDE),
                     variant=variant_of(config.variant, "--lora-variant") if config.variant else None,
-                    own={n.removeprefix(name + OWN): t for n, t in tensors.items() if n.startswith(name + OWN)},
+                    own={n.removeprefix(name + OWN): t for n, t in of_variants.items() if n.startswith(name + OWN)},
                 )
                 for stream, name in enumerate(names)
             },

@@ -27,6 +27,7 @@ from wgrad.train.model.attention import Attention
 from wgrad.train.model.balance import Balance
 from wgrad.train.model.experts import EXPERTS
 from wgrad.train.model.kv_cache import KVCache
+from wgrad.train.model.layer_kinds import layer_kind
 from wgrad.train.model.layers import Beside, through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
 from wgrad.train.model.mixers import mix
@@ -167,7 +168,8 @@ class Model(Attention):
         h = through_layers(
             lambda index, h, *beside: self._layer(index, h, inputs, cache, beside), h, beside,
             recomputed=self.recomputed if cache is None else 0, offload=self.offload,
-            keep_attention=self.keep_attention, passed=self.passed,
+            keep_attention=self.keep_attention, passed=self.passed, kind_of=partial(layer_kind, self),
+            begin=(lambda index: None) if self._streamed is None else self._streamed.enter,
         )  # fmt: skip
         h = self.config.altup.end(h, project) if self.config.altup else h
         h = self._normed(self.config.final_norm, h, self.dtype)
@@ -228,8 +230,6 @@ class Model(Attention):
         self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None, beside: Sequence[Tensor]
     ) -> Tensor | tuple[Tensor, ...]:
         """Return the stream after a layer, and the tensors that `Beside` keeps. beside: inputs from `Beside`."""
-        if self._streamed is not None:
-            self._streamed.enter(index)
         c, prefix = self.config, f"model.layers.{index}."
         before, after, *_ = c.norms_of(index)
         own, shared = (beside[:1], beside[1:]) if c.per_layer else ((), beside)

@@ -183,6 +183,11 @@ class StreamedWeights(Mapping[str, Any]):
         return copied + round(self._share * (whole - copied)) + (0 if head is None else int(head.nbytes))
 
     @property
+    def by_name(self) -> Weights:
+        """Weights of all layers, and what stays on the device, as of the projections."""
+        return {**self._resident, **self.projections}
+
+    @property
     def projections(self) -> Weights:
         """Projections of all layers by name, in main memory or on the device."""
         return {name: w for layer in self._layers for name, w in layer.weights.items()}

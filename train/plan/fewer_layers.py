@@ -15,6 +15,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import DoesNotFit
 from wgrad.device.memory import size_class
 from wgrad.train.files.gguf_files import GgufEntry
+from wgrad.train.model.layer_kinds import listed
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.weights import weight_specs
@@ -65,16 +66,8 @@ def _kinds(model: ModelConfig, folder: str | os.PathLike[str]) -> list[Any]:
             of_file = entry.stored if isinstance(entry, GgufEntry) else ""
             kind = None if entry is None else (type(entry), entry.dtype, of_file)
             stored[int(prefix)].append((rest, spec.shape, kind))
-    listed = [value for value in _values(model) if isinstance(value, tuple) and len(value) == layers]
-    return [(*(value[layer] for value in listed), stored[layer]) for layer in range(layers)]
-
-
-def _values(part: Any) -> list[Any]:
-    found = []
-    for each in fields(part):
-        value = getattr(part, each.name)
-        found += _values(value) if is_dataclass(value) else [value]
-    return found
+    lists = listed(model, layers)
+    return [(*(values[layer] for values in lists), stored[layer]) for layer in range(layers)]
 
 
 def _cut(part: Any, layers: int) -> Any:

@@ -132,9 +132,12 @@ def keep_dequantized(model: Model, config: RunOptions) -> Dequantized:
         chosen = model.config.experts.chosen if candidate.experts and model.config.experts else 1
         rows = tokens * chosen, model.dtype, candidate.experts
         weights = _weights_of(model, candidate)
-        found.append((sum(model.device.dequantized_bytes(weight, *rows) for weight in weights), weights, rows))
+        size = sum(model.device.dequantized_bytes(weight, *rows) for weight in weights)
+        found.append((size, weights, rows, candidate.modules))
     found.sort(key=lambda of_candidate: not of_candidate[0])  # last those of which nothing can be kept
-    for _, weights, rows in found[:count]:
+    for _, weights, rows, modules in found[:count]:
         for weight in weights:
             model.device.keep_dequantized(weight, *rows)
+        for _, layer, module in (name.removeprefix("model.").split(".", 2) for name in modules if ".layers." in name):
+            model.dequantized[int(layer)] = (*model.dequantized.get(int(layer), ()), module)
     return Dequantized(tuple(size for size, *_ in found), count)
