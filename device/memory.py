@@ -7,7 +7,7 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class MemoryStats:
     fragmentation: float = 0.0
 
 
+@lru_cache(1 << 12)
 def size_class(nbytes: int) -> int:
     """Return the bytes of the block for an array of nbytes."""
     nbytes = max(nbytes, ALIGN)
@@ -150,8 +151,9 @@ class Pool:
 
     def allocate(self, nbytes: int) -> Lease:
         wanted = max(16, (nbytes + 15) // 16 * 16) if self._exact else size_class(nbytes)
-        self._free_forgotten()
-        block = self._as_rehearsed(wanted)
+        if self._forgot:
+            self._free_forgotten()
+        block = None if self._placed is None else self._as_rehearsed(wanted)
         try:
             block = block or self._find(wanted)
         except OutOfMemory:
@@ -167,7 +169,8 @@ class Pool:
         if self._touched is not None:
             self._touched.add(block)
         self.in_use_bytes += block.nbytes
-        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+        if self.in_use_bytes > self.peak_bytes:
+            self.peak_bytes = self.in_use_bytes
         return Lease(block, self)
 
     def _find(self, wanted: int) -> Block:
@@ -198,7 +201,7 @@ class Pool:
     def _take(self, free: list[tuple[int, int, Block]], wanted: int, slack: float = _REUSE_SLACK) -> Block | None:
         at = bisect_left(free, (wanted, -1))
         most = wanted if self._exact else max(wanted * slack, 4096)
-        if at < len(free):
+        if at < len(free) and free[at][0] <= most:
             entry = free.pop(at)  # checked after removal: a garbage collection may have changed the list
             if wanted <= entry[0] <= most:
                 return entry[2]

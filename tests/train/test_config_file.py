@@ -408,7 +408,7 @@ def test_dynamic_scaling_reads_beyond_the_positions_of_training(
     with pytest.raises(WgradError, match=f"^--context: must be at most the {positions} positions"):
         context_of(opened)
     assert f"is beyond the {positions} positions" in beyond_positions(positions + 1, config)
-    fits: Any = SimpleNamespace(model_config=config, _foreseen=lambda options, steps: steps)
+    fits: Any = SimpleNamespace(model_config=config, _foreseen=lambda options, steps, before: steps)
     assert Fit.longest_rows(fits, {}) == positions
 
 

@@ -27,11 +27,13 @@ from wgrad.train.options.resolve import resolve_options
 from wgrad.train.plan import fastest, fewer_layers, speed
 from wgrad.train.plan import fit as fit_module
 from wgrad.train.plan.fit import Fit, modes, words
+from wgrad.train.plan.longest import most_that_fits
 from wgrad.train.plan.memory_limit import fewest_offloaded, in_large_chunks
 from wgrad.train.plan.plan import run_dry
 from wgrad.train.plan.rates import Rates
 from wgrad.train.plan.settle import batch_sizes, line, settle
 from wgrad.train.ranks.world import World
+from wgrad.train.step.resident import plannable
 from wgrad.train.step.room import Room, room_of
 from wgrad.train.step.search import beside, largest, planned_beside
 
@@ -398,6 +400,38 @@ class Told(ReferenceDevice):
 
     def free_memory(self) -> Any:
         return self.free
+
+
+@pytest.mark.parametrize(
+    ("most", "each", "before", "found", "planned"),
+    [
+        (20, 40, 0, 20, [20]),  # all fit by forecast, and do
+        (20, 40, 20, 20, []),  # as with more memory, too
+        (20, 40, 19, 20, [20]),
+        (30, 40, 0, 25, [25, 26]),
+        (30, 40, 30, 25, [25, 26]),  # a forecast says that they do not fit
+        (25, 40, 0, 25, [25]),  # by so little that only a plan of all layers knows
+        (9, 200, 0, 5, [5, 6]),
+    ],
+)
+def test_the_largest_number_is_found_with_few_plans(
+    most: int, each: int, before: int, found: int, planned: list[int]
+) -> None:
+    """Few plans of all layers, and none of few layers where a forecast without a limit is clear."""
+    limit, asked, short = 1024, list[int](), list[int]()
+
+    def plan(n: int) -> Any:
+        asked.append(n)
+        return SimpleNamespace(peak_bytes=n * each) if n * each <= plannable(limit) else None
+
+    def fits(n: int, room: float) -> Any:
+        short.append(n)
+        return SimpleNamespace(peak_bytes=n * each / 4) if n * each / 4 <= room else None
+
+    forecast = SimpleNamespace(peak=lambda n: n * each, others=lambda n: n * each * 3 / 4, fits=fits)
+    fit = SimpleNamespace(limit=limit, forecast=forecast, plan=lambda n: plan(n), changed=lambda n: n)
+    assert most_that_fits(fit, lambda n: {"n": n}, most, before) == found
+    assert asked == planned and 1 not in short and (8 in short) == (8 * each > limit / 2 and most != 20)
 
 
 def test_main_memory_has_no_limit_but_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ def test_without_a_gpu_it_plans_for_one_that_is_elsewhere(
     assert cli.main([*options, "--json"]) == 0
     said = capsys.readouterr()
     assert "a GPU that is not here (no GPU works here" in said.err
-    assert "planning: first the run, then speed against memory, then the most that fits" in said.err
+    assert "planning: first the run, then speed against memory; no weights are read" in said.err  # memory is not known
     for name in ("software", "shared_memory", "subgroups"):
         monkeypatch.setattr(fresh, name, False)
     plan = plan_run(
@@ -316,7 +316,7 @@ def test_without_a_gpu_it_plans_for_one_that_is_elsewhere(
 
 
 def test_each_part_of_a_plan_is_printed_as_soon_as_it_is_known(
-    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The next part may take minutes."""
     monkeypatch.setattr(plan_command, "select_device", lambda *_: select_device.gpu_elsewhere(""))
@@ -333,6 +333,7 @@ def test_each_part_of_a_plan_is_printed_as_soon_as_it_is_known(
     folder = make_checkpoint(num_hidden_layers=1, max_position_embeddings=64)
     words = ["plan", "--model", str(folder), "--max-length", "40", "--batch-size", "1", "--lora-r", "3", "--no-sample"]
     assert cli.main([*words, "--compute", "float32", "--vram", "1GiB"]) == 0
+    assert "then speed against memory, then the most that fits; no weights are read" in capsys.readouterr().err
     parts = [new.removeprefix(old).splitlines() for old, new in zip(["", *shown], shown)]
     assert parts[0][0].startswith("chosen for --vram (1.00 GiB):") and parts[0][1].startswith("memory of a run")
     assert parts[1][0].startswith("speed against memory")

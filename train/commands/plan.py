@@ -74,7 +74,8 @@ def _plan(config: RunOptions, folder: Path, device: Device, run_device: str, dis
         display.say(note)
     limit = room_of(config, device).limit
     show = _keep_quiet if as_json else _show
-    display.say("planning: first the run, then speed against memory, then the most that fits; no weights are read")
+    most = "" if limit is None else ", then the most that fits"
+    display.say(f"planning: first the run, then speed against memory{most}; no weights are read")
     with display.phase("planning the run"):
         plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
     assert plan is not None
@@ -93,11 +94,12 @@ def _plan(config: RunOptions, folder: Path, device: Device, run_device: str, dis
     else:
         show(fits_heading(limit, config.max_length))
         least = replace(plan.config, keep_dequantized=config.keep_dequantized)
-        fit = Fit(least, model_config, folder, device, PROMPT_TOKENS, limit)
+        fit = replace(fit, config=least, peaks={})
+        before: tuple[int, int] = 0, 0  # modes come with falling memory
         for mode in modes(config, device):
             with display.phase(f"planning the most with {words(mode)}"):
-                lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
-            found["fits"].append({**mode, **lengths})
+                before = fit.longest_rows(mode, before[0]), fit.largest_batch(mode, before[1])
+            found["fits"].append({**mode, **dict(zip(("longest_seq_len", "largest_batch_size"), before))})
             show(fits_line(found["fits"][-1], model_config))
     for remark in not_cached():
         display.say(f"note: {remark}")

@@ -374,18 +374,21 @@ class Fit:
     def _plan_batch(self, batches: list[int], mode: Mode, number: int) -> Plan | None:
         return self._fitting_in_chunks(self.of_batch(batches[number - 1], mode))
 
-    def longest_rows(self, mode: Mode) -> int:
-        """Return the tokens of the longest sequence that fits, up to the model's positions; 0: none fits."""
+    def longest_rows(self, mode: Mode, before: int = 0) -> int:
+        """Return the tokens of the longest sequence that fits, up to the model's positions; 0: none fits.
+
+        before: the same of a mode with more memory, if it is known.
+        """
         most = self.model_config.positions
 
         def rows(steps: int) -> Mode:
             return {"batch_size": 1, "max_length": min(ROW_STEP * steps, most), **mode}
 
-        return min(ROW_STEP * self._foreseen(rows, -(-most // ROW_STEP)), most)
+        return min(ROW_STEP * self._foreseen(rows, -(-most // ROW_STEP), -(-before // ROW_STEP)), most)
 
-    def largest_batch(self, mode: Mode) -> int:
-        """Return the largest batch that fits, up to MOST_ROWS; 0: none fits."""
-        return self._foreseen(lambda rows: {"batch_size": rows, **mode}, MOST_ROWS)
+    def largest_batch(self, mode: Mode, before: int = 0) -> int:
+        """Return the largest batch that fits, up to MOST_ROWS; 0: none fits. before: as for `longest_rows`."""
+        return self._foreseen(lambda rows: {"batch_size": rows, **mode}, MOST_ROWS, before)
 
-    def _foreseen(self, options: Callable[[int], Mode], most: int) -> int:
-        return most_that_fits(self, options, most)
+    def _foreseen(self, options: Callable[[int], Mode], most: int, before: int) -> int:
+        return most_that_fits(self, options, most, before)

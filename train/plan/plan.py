@@ -33,6 +33,8 @@ from wgrad.train.step.resident import layer_bytes, plannable
 from wgrad.train.step.search import planned_beside
 from wgrad.train.step.trainer import Trainer
 
+_FEW = 3  # tokens of a sample after which no others take other memory, unless all are read again
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -214,11 +216,11 @@ def _run_dry(
     example: Example = Pair(document, document) if config.objective_kind.records == "pairs" else document
     (batch,) = eval_batches([example] * config.batch_size, config)
     # First, as steps then find its free blocks, and with two batches, as the second finds others than the first.
-    _measure(built.model, trainer, [batch] * 2, prompt_tokens)
+    _measure(built.model, trainer, [batch] * 2, prompt_tokens, None if model_config.read_again_at else _FEW)
     for index in range(2):
         trainer.step(Step(index, 0, [batch]), config.learning_rate)
         trainer.read_history()
-    _measure(built.model, trainer, [batch], prompt_tokens, 3)  # the tokens after these take no other memory
+    _measure(built.model, trainer, [batch], prompt_tokens, _FEW)
     running = dry.memory().peak_bytes
     host, trained = dry.host_memory().peak_bytes, built.parameters.size
     sizes = held, running - held, max(loading, running), host, host_weights
