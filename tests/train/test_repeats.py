@@ -33,7 +33,8 @@ def test_layers_of_a_kind_take_the_same_memory(
     case: str, make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     architecture, layers, more = CASES[case]
-    folder, device = make_checkpoint(architecture, **WIDE, num_hidden_layers=layers), gpu_elsewhere("")
+    folder = make_checkpoint(architecture, **WIDE, num_hidden_layers=layers)
+    device: Any = gpu_elsewhere("")
     device.stacks_weights = device.matrix_units = device.subgroups = True
     model, config = load_model_config(folder), RunOptions(**(SHAPE | {"gradient_checkpointing": False} | more))
     repeated, taken, repeat, allocate = list[int](), list[int](), _Trace.repeat, Pool.allocate
@@ -72,12 +73,17 @@ def test_only_what_is_alike_is_repeated() -> None:
     dry.repeats = True
     ran, there = list[str](), [dry.empty((8,)) for _ in range(20)]
 
-    def runs(what: str, work: Any, others: Any = None, inputs: Any = None, times: int = 4) -> tuple[str, list[Any]]:
+    def runs(what: str, work: Any, inputs: Any = None, times: int = 4) -> tuple[str, list[Any]]:
         """Return the letter of each time that work ran, a dot for each other, and the results of the last."""
         repeats, arrays = Repeats(dry), list[Any]()
+
+        def once() -> tuple[list[Any], Any]:
+            ran.append(what)
+            return work(), None
+
         for _ in range(times):
             ran.append(".")
-            arrays, _ = repeats(what, lambda: (ran.append(what), (work(), others))[1], inputs and inputs())
+            arrays, _ = repeats(what, once, inputs and inputs())
         said = "".join(ran).replace(".a", "a").replace(".b", "b")
         ran.clear()
         return said, arrays
@@ -86,11 +92,15 @@ def test_only_what_is_alike_is_repeated() -> None:
         dry.empty((size,))
         return [dry.view(dry.empty((2, size)), (size,), size), None]
 
+    def leaving() -> list[Any]:
+        left.append(dry.empty((8,)))
+        return [None]
+
     sizes, left = iter((100, 200, 100, 100, 300)), list[Any]()
     said, (array, none) = runs("a", new)
     assert (said, array.shape, array.offset, none) == ("aa..", (100,), 400, None)
     assert runs("a", lambda: new(next(sizes)), times=5)[0] == "aaaa."
-    assert runs("a", lambda: [left.append(dry.empty((8,)))])[0] == "aaaa"  # an array is left behind
+    assert runs("a", leaving)[0] == "aaaa"  # an array is left behind
     assert runs("a", lambda: [there.pop() and None])[0] == "aaaa"  # one from before is freed
     assert runs("a", lambda: [there[0]])[0] == "aaaa"  # or is a result
     assert runs("a", lambda: [dry.empty_host((8,)) and None])[0] == "aaaa"  # or lies in main memory
