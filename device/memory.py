@@ -119,10 +119,20 @@ class _Placed:
         return copied
 
     def next(self, wanted: int) -> int | None:
-        """Return the number of the next array's block; None if the array has another size than in the rehearsal."""
-        turn, self._turn = self._turn, self._turn + 1
-        as_rehearsed = self.placement.wanted[turn : turn + 1] == [wanted]
-        return self.placement.block_of[turn] if as_rehearsed else None
+        """Return the number of the next array's block; None if the rehearsal had no such array here.
+
+        What the rehearsal left behind is passed over, since values that it cached are not computed again; and one
+        other array, in whose place there may be one of another size.
+        """
+        placement, passed = self.placement, 0
+        for turn in range(self._turn, len(placement.wanted)):
+            if placement.wanted[turn] == wanted:
+                self._turn = turn + 1
+                return placement.block_of[turn]
+            passed += not placement.left[turn]
+            if passed > 1:
+                break
+        return None
 
 
 class Pool:

@@ -60,11 +60,16 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Placement:
-    """A placement. sizes: bytes of each block. wanted, block_of: for each array in order, its bytes and its block."""
+    """A placement.
+
+    sizes: bytes of each block. For each array in order, wanted: its bytes; block_of: its block; left: whether the
+    rehearsal left it behind.
+    """
 
     sizes: list[int]
     wanted: list[int]
     block_of: list[int]
+    left: list[bool]
 
 
 def place(rehearsal: Rehearsal) -> Placement:
@@ -82,7 +87,8 @@ def place(rehearsal: Rehearsal) -> Placement:
             taken.append([])
         insort(taken[block], span)
         block_of[number] = block
-    return Placement(sizes, [life.nbytes for life in lives], block_of)
+    left = [life.end == math.inf for life in lives]
+    return Placement(sizes, [life.nbytes for life in lives], block_of, left)
 
 
 def _is_free(taken: list[tuple[int, float]], span: tuple[int, float]) -> bool:

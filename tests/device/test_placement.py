@@ -110,6 +110,28 @@ def test_a_recording_takes_less_where_it_was_rehearsed_and_the_next_one_no_more(
         assert (plain.reserved_bytes, pool.reserved_bytes) == (36 * KIB, 24 * KIB)
 
 
+CACHED: Work = [("once", 1), ("twice", 2)]  # what only the rehearsal takes, and keeps
+
+
+@pytest.mark.parametrize(
+    ("work", "more"),
+    [
+        pytest.param(PHASES, 0, id="without what the rehearsal cached"),
+        pytest.param([("more", 1), ("more", 0), *PHASES], 1, id="with an array more"),
+        pytest.param([("a", 12), *PHASES[1:]], 12, id="with an array of another size"),
+    ],
+)
+def test_a_recording_that_differs_in_an_array_is_placed_from_there_on(work: Work, more: int) -> None:
+    pool = Made()
+    pool.rehearsal = rehearsal = Rehearsal()
+    kept = run(pool, [*CACHED, *PHASES])
+    assert sorted(kept) == ["once", "twice"]
+    pool.rehearsal = None
+    pool.trim()
+    record(pool, work, rehearsal)
+    assert pool.reserved_bytes == (1 + 2 + 24 + more) * KIB
+
+
 def test_what_was_taken_before_the_rehearsal_is_none_of_it() -> None:
     pool = Made()
     before = pool.allocate(8 * KIB)
