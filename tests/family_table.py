@@ -17,7 +17,7 @@ from wgrad.train.model.multimodal import MULTIMODAL
 
 # Families without GGUF because llama.cpp, or its package for Python, has no such architecture.
 NOT_THERE = {
-    **dict.fromkeys(("Cwm", "NanoChat", "GPTJ", "OlmoHybrid", "OPT", "VaultGemma"), "not in llama.cpp"),
+    **dict.fromkeys(("Cwm", "NanoChat", "GPTJ", "GPTNeo", "OlmoHybrid", "OPT", "VaultGemma"), "not in llama.cpp"),
     **dict.fromkeys(
         ("GraniteSWA", "GraniteMoeSWA", "Cohere2Moe", "FlexOlmo", "Lfm3", "Mellum", "Youtu"),
         "not in the `gguf` package",

@@ -96,6 +96,7 @@ def load_oracle(folder: Path) -> Any:
         "granitemoe_swa",
         "gpt_oss",
         "gptj",
+        "gpt_neo",
         "mamba2",
     )  # which have no other
     config._attn_implementation = "eager" if eager else "sdpa"

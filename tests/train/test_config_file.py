@@ -290,6 +290,10 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": {
         "scale_attn_by_inverse_layer_idx": True, "activation_function": "quick_gelu", "n_embd": 0, "num_experts": 8,
     },
+    "GPTNeoForCausalLM": {
+        "attention_layers": ["global"], "attention_types": [[["global", "strided"], 1]], "hidden_size": 50,
+        "activation_function": "quick_gelu", "num_experts": 8,
+    },
     "GPTJForCausalLM": {"rotary_dim": 5, "activation_function": "quick_gelu", "n_embd": 0, "num_experts": 8},
     "OPTForCausalLM": {
         "do_layer_norm_before": False, "word_embed_proj_dim": 24, "_remove_final_layer_norm": True, "hidden_size": 50,

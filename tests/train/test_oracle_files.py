@@ -139,7 +139,7 @@ EPSILONS = {
     **dict.fromkeys(("phi", "stablelm", "jais2", "cohere", "cohere2", "gpt_neox"), "layer_norm_eps"),
     "starcoder2": "norm_epsilon",
     **dict.fromkeys(("nemotron", "lfm2", "lfm2_moe"), "norm_eps"),
-    **dict.fromkeys(("nemotron_h", "mamba2", "falcon", "gpt2", "gpt_bigcode", "gptj"), "layer_norm_epsilon"),
+    **dict.fromkeys(("nemotron_h", "mamba2", "falcon", "gpt2", "gpt_bigcode", "gptj", "gpt_neo"), "layer_norm_epsilon"),
 }
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MLP_WIDTH = {"granitemoehybrid": "shared_intermediate_size", "qwen3_5_moe_text": "moe_intermediate_size"}
@@ -154,7 +154,7 @@ MLP_WIDTH |= {
 }
 # The keys that say whether there are biases, where they have other names, or what holds of every model of a family.
 O_BIAS: dict[str, str | bool] = {
-    **dict.fromkeys(("phi", "gpt2", "gpt_bigcode"), True),
+    **dict.fromkeys(("phi", "gpt2", "gpt_bigcode", "gpt_neo"), True),
     "gptj": False,
     "falcon": "bias",
     "opt": "enable_bias",
@@ -164,7 +164,7 @@ O_BIAS: dict[str, str | bool] = {
     **dict.fromkeys(("helium", "glm", "glm4", "glm4_moe", "solar_open", "lfm2", "mixtral", "nemotron_h"), False),
 }
 MLP_BIAS: dict[str, str | bool] = {
-    **dict.fromkeys(("phi", "gpt2", "gpt_bigcode", "gptj", "gpt_neox"), True),
+    **dict.fromkeys(("phi", "gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox"), True),
     "opt": "enable_bias",
     "falcon": "bias",
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
@@ -217,9 +217,12 @@ def base_config(architecture: str) -> dict[str, Any]:
     found = {"architectures": [architecture], "model_type": kind, **KEYS, **special}
     if kind == "opt":
         special["ffn_dim"] = 88
-    if kind in ("falcon", "gpt_neox", "gpt2", "gpt_bigcode", "gptj", "opt"):  # which have no such keys
+    if kind in ("falcon", "gpt_neox", "gpt2", "gpt_bigcode", "gptj", "gpt_neo", "opt"):  # which have no such keys
         del found["head_dim"], found["num_key_value_heads"]
-    if kind == "opt":
+    if kind == "gpt_neo":
+        del found["num_hidden_layers"], found["num_attention_heads"]
+        found |= {"num_layers": 6, "num_heads": 32, "attention_types": [[["global", "local"], 3]]}
+    if kind in ("gpt_neo", "opt"):
         del found["rope_theta"]
     if kind in ("gpt2", "gpt_bigcode", "gptj"):
         for key in ("rope_theta", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
@@ -253,7 +256,7 @@ def _rotates(theirs: Any) -> list[bool]:
         return [(kind and theirs.sliding_window is not None) or own for kind, own in zip(slides, dense)]
     if theirs.model_type == "afmoe":
         return slides
-    if theirs.model_type in ("nemotron_h", "mamba2", "gpt2", "gpt_bigcode", "opt"):
+    if theirs.model_type in ("nemotron_h", "mamba2", "gpt2", "gpt_bigcode", "gpt_neo", "opt"):
         return [False] * theirs.num_hidden_layers
     if theirs.model_type == "granitemoehybrid":
         return [theirs.position_embedding_type == "rope"] * theirs.num_hidden_layers
@@ -288,6 +291,9 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
     window = getattr(theirs, "sliding_window", None) or 0
     if raw["model_type"] in ("mistral", "ministral3", "mixtral", "qwen3_moe", "phi3", "phimoe", "starcoder2"):
         windows = [window] * layers
+    elif raw["model_type"] == "gpt_neo":
+        windows = [theirs.window_size if kind == "local" else 0 for kind in theirs.attention_layers]
+        theirs.intermediate_size = theirs.intermediate_size or 4 * theirs.hidden_size
     else:
         windows = [window if types and types[i] == "sliding_attention" else 0 for i in range(layers)]
     rope = getattr(theirs, "rope_parameters", None) or {"rope_theta": raw.get("rope_theta", 1e4)}  # Nemotron-H has none
@@ -502,6 +508,7 @@ def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: 
         "FalconForCausalLM": 6,
         "OPTForCausalLM": 6,
         "GPT2LMHeadModel": 2,
+        "GPTNeoForCausalLM": 4,
         "GPTBigCodeForCausalLM": 2,
         "GPTJForCausalLM": 2,
     }.get(architecture, 8)  # most keys are optional, or not there

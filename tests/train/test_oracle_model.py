@@ -190,6 +190,7 @@ CASES: dict[str, dict[str, Any]] = {
         "bias": True,
     },
     "gpt2": {"architecture": "GPT2LMHeadModel"},
+    "gpt_neo": {"architecture": "GPTNeoForCausalLM"},
     "gpt2_tied": {
         "architecture": "GPT2LMHeadModel",
         "tie_word_embeddings": True,

@@ -87,6 +87,13 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {**_IDS, "hidden_act": "gelu", "rotary_pct": 0.5, "layer_norm_eps": 1e-4},
     "gpt2": {**_IDS, "activation_function": "gelu_new", "n_inner": 88, "layer_norm_epsilon": 1e-4},
+    "gpt_neo": {
+        **_IDS,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-4,
+        "window_size": 7,
+        "attention_types": [[["global", "local"], 1]],
+    },
     "gpt_bigcode": {**_IDS, "n_inner": 88, "layer_norm_epsilon": 1e-4},
     "gptj": {**_IDS, "n_inner": 88, "layer_norm_epsilon": 1e-4, "rotary_dim": 6, "activation_function": "gelu_new"},
     "opt": {**_IDS, "ffn_dim": 88, "activation_function": "relu"},
@@ -266,6 +273,8 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
             value *= 0.3
         else:
             value *= 2.0 / np.sqrt(spec.shape[-1])
+        if ".attn.attention.q_proj." in spec.name:  # GPT-Neo does not scale its scores
+            value *= 0.3
         weights[name_in_files(spec.name, config)] = as_in_files(spec.name, value, config)
     return weights | {
         name: np.array(value, np.float32) for name, value in constants(parse_model_config(config)).items()
@@ -281,7 +290,7 @@ _GPT2 = (
 BEGINNINGS = {
     "opt": (("model.", "model.decoder."),),
     "gpt_neox": (("model.embed_tokens.", "gpt_neox.embed_in."), ("model.", "gpt_neox.")),
-    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj"), _GPT2),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj", "gpt_neo"), _GPT2),
     "falcon": (
         ("model.embed_tokens.", "transformer.word_embeddings."),
         ("model.layers.", "transformer.h."),

@@ -23,7 +23,7 @@ _REGISTERED = {
     kind: name
     for name, kinds in {
         "Cohere": "aya_vision cohere cohere2",
-        "GPT2": "gpt2 gptj jais2 opt phi starcoder2",
+        "GPT2": "gpt2 gpt_neo gptj jais2 opt phi starcoder2",
         "GPTNeoX": "gpt_neox mamba2 olmo olmoe",
         "Gemma": "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text",
         "Llama": "idefics2",

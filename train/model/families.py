@@ -70,7 +70,7 @@ from wgrad.train.model.layer_norm_keys import (
     StableLmFile,
     Starcoder2File,
 )
-from wgrad.train.model.learned_positions_keys import Gpt2File, GptBigCodeFile, GptJFile, OptFile
+from wgrad.train.model.learned_positions_keys import Gpt2File, GptBigCodeFile, GptJFile, GptNeoFile, OptFile
 from wgrad.train.model.lfm2_keys import Lfm2File, Lfm2MoeFile
 from wgrad.train.model.lfm3_keys import Lfm3File
 from wgrad.train.model.llama4_keys import Llama4File
@@ -252,6 +252,9 @@ FAMILIES = {
         "gpt_bigcode", GptBigCodeFile, GptBigCodeFile.variant, "starcoder", "StarCoder 1", in_peft="transformer.h."
     ),
     "GPTJForCausalLM": Family("gptj", GptJFile, GptJFile.variant, "", "GPT-J", in_peft="transformer.h."),
+    "GPTNeoForCausalLM": Family(
+        "gpt_neo", GptNeoFile, GptNeoFile.variant, "", "GPT-Neo, TinyStories", in_peft="transformer.h."
+    ),
     "OPTForCausalLM": Family("opt", OptFile, OptFile.variant, "", "OPT", in_peft="model.decoder."),
     "FalconForCausalLM": Family(
         "falcon", FalconFile, FalconFile.variant, "falcon", "Falcon 7B to 180B, Falcon 2", in_peft="transformer.h."

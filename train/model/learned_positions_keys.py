@@ -1,4 +1,4 @@
-"""GPT-2, GPT-BigCode, GPT-J and OPT: the keys of their config.json, and their differences from Llama.
+"""GPT-2, GPT-BigCode, GPT-J, GPT-Neo and OPT: the keys of their config.json, and their differences from Llama.
 
 All but GPT-J have embeddings of positions instead of rotary embeddings.
 """
@@ -9,7 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from wgrad.train.model.config_file import ConfigFile, Count, Epsilon, Positions, Vocabulary, Width
+from wgrad.train.model.config_file import ConfigFile, Count, Epsilon, Positions, Vocabulary, Width, check_layers
+
+_KINDS = ("global", "local")  # of layers of GPT-Neo, without and with a window
 
 
 class LearnedPositionsFile(ConfigFile, kw_only=True):
@@ -157,6 +159,75 @@ class GptJFile(Gpt2File, kw_only=True):
                 ("model.embed_tokens.", ("transformer.wte.",)),
                 ("model.layers.", ("transformer.h.",)),
                 ("model.", ("transformer.",)),
+            ),
+        }
+
+
+class GptNeoFile(LearnedPositionsFile, kw_only=True):
+    """Keys of GPT-Neo. As in transformers, Llama's names of two keys count before its own.
+
+    attention_types: kinds of consecutive layers, with how often they are repeated.
+    attention_layers: the kind of each layer, which counts before attention_types.
+    """
+
+    dropouts: ClassVar[Mapping[str, float]] = dict.fromkeys(
+        ("resid_dropout", "embed_dropout", "attention_dropout"), 0.0
+    )
+    vocab_size: Vocabulary = 50_257
+    hidden_size: Width = 2048
+    num_layers: Count = 24
+    num_heads: Count = 16
+    num_hidden_layers: Count | None = None  # type: ignore[assignment]
+    num_attention_heads: Count | None = None  # type: ignore[assignment]
+    intermediate_size: Width | None = None
+    max_position_embeddings: Positions = 2048
+    window_size: Positions = 256
+    attention_types: list[tuple[list[str], Count]] | None = None
+    attention_layers: list[str] | None = None
+    layer_norm_epsilon: Epsilon = 1e-5
+
+    def __post_init__(self) -> None:
+        self.num_hidden_layers = self.num_hidden_layers or self.num_layers
+        self.num_attention_heads = self.num_attention_heads or self.num_heads
+        super().__post_init__()
+        key = "attention_types" if self.attention_layers is None else "attention_layers"
+        check_layers(key, self.kinds, self.num_hidden_layers)
+        if unknown := sorted({*self.kinds} - {*_KINDS}):
+            raise ValueError(f"{key} must be {' or '.join(_KINDS)}; got {unknown}")
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return the kind of each layer."""
+        if self.attention_layers is not None:
+            return self.attention_layers
+        types = [([*_KINDS], 12)] if self.attention_types is None else self.attention_types
+        return [kind for kinds, times in types for _ in range(times) for kind in kinds]
+
+    def variant(self) -> dict[str, Any]:
+        """Return the `ModelConfig` fields of GPT-Neo (Black et al., 2021), whose scores are not scaled."""
+        assert self.num_hidden_layers
+        return {
+            **super().variant(),
+            "rms_norm_eps": self.layer_norm_epsilon,
+            "intermediate_size": self.intermediate_size or 4 * self.hidden_size,
+            "windows": tuple(self.window_size if kind == _KINDS[1] else 0 for kind in self.kinds),
+            "score_scale": 1.0,
+            "position_table": "model.wpe",
+            "attention": "attn.attention",
+            "o_proj": "attn.attention.out_proj",
+            "o_bias": True,
+            "up_proj": "mlp.c_fc",
+            "down_proj": "mlp.c_proj",
+            "attention_norm": "ln_1",
+            "mlp_norm": "ln_2",
+            "mlp_bias": True,
+            "final_norm": "model.ln_f",
+            "embedding": "model.wte",
+            "file_names": (
+                ("model.embed_tokens.", ("transformer.wte.", "wte.")),
+                ("model.layers.", ("transformer.h.", "h.")),
+                ("model.ln_f.", ("transformer.ln_f.", "ln_f.")),
+                ("model.wpe.", ("transformer.wpe.", "wpe.")),
             ),
         }
 
