@@ -48,13 +48,3 @@ def _successors(instruction: Instruction, number: int, numbers: dict[int, int]) 
     words = int(jump[2]) - (int(jump[2]) >> 15 << 16)  # 16 bits, signed
     target = numbers[instruction.address + instruction.size + 4 * words]
     return [target] if jump[1] == "branch" else [number + 1, target]
-
-
-def in_a_loop(kernel: Sequence[Instruction], instructions: Sequence[Instruction]) -> bool:
-    """Return whether a jump leads from behind one of these back to it or before it."""
-    numbers = {instruction.address: number for number, instruction in enumerate(kernel)}
-    for number, instruction in enumerate(kernel):
-        for after in _successors(instruction, number, numbers):
-            if any(after <= numbers[i.address] <= number for i in instructions):
-                return True
-    return False
