@@ -405,6 +405,7 @@ def test_biases_of_zeros_are_left_out(make_checkpoint: Any) -> None:
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv' is not supported: only 'gemm' is"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' is not supported"),
         ({"quant_method": "modelopt"}, "quant_algo null is not supported"),
+        ({"quant_method": "exl3", "bits": 3.5}, "quantized by 'exl3' .* cannot be read: use the unquantized model"),
         ({"quant_method": "hqq"}, r"quantized by 'hqq' \(load_in_4bit: false\) cannot be read"),
     ],
 )

@@ -95,7 +95,7 @@ class AnyQuantizationFile(QuantizationFile):
     fmt: str = "e4m3"
     weight_block_size: tuple[Count, Count] | None = (128, 128)
     quant_algo: str | None = None  # ModelOpt
-    bits: int | None = None  # GPTQ and AWQ
+    bits: int | float | None = None  # GPTQ and AWQ: a whole number
     w_bit: int | None = None
     checkpoint_format: str | None = None
     version: str | None = None

@@ -80,6 +80,7 @@ def packing_of(file: AnyQuantizationFile | None, where: str) -> Packing | None:
         only("version", (file.version or "gemm").lower(), ("gemm",))
         return Packing(AWQ)
     only("bits", bits, PACKED_BITS)
+    bits = int(bits)
     only("checkpoint_format", file.checkpoint_format or GPTQ, (GPTQ, "gptq_v2"))
     return Packing(GPTQ, bits, less_one=file.checkpoint_format != "gptq_v2")
 
