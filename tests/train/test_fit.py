@@ -488,8 +488,8 @@ def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: 
     settled, mode, said = chosen.config, chosen.mode, chosen.lines[0]
     assert (settled.batch_size, settled.gradient_accumulation_steps, mode["gradient_checkpointing"]) == (2, 6, False)
     assert said.endswith(
-        "--batch-size 2 --gradient-accumulation-steps 6 --no-gradient-checkpointing --keep-dequantized; a step is 12 "
-        "sequences, as asked"
+        "--batch-size 2 --gradient-accumulation-steps 6 --no-gradient-checkpointing --keep-gated --keep-dequantized; a "
+        "step is 12 sequences, as asked"
     )
     numpy = Fit(config, fit.model_config, folder, ReferenceDevice(), 1, 1 << 30)
     chosen = settle(config, numpy, room, Three(), pinned=False)

@@ -59,11 +59,12 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_steps_and_evaluations_have_the_same_bits(
     kind: str, make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three steps, of which the last is a replay; with all weights kept nothing is decoded, with some less is."""
+    """Three steps, of which the last is a replay; with all weights kept nothing is decoded, with some less is. With all
+    weights gated activations are kept, too."""
     folder = make_checkpoint(num_hidden_layers=4)
     found, counts = list[Any](), list[int]()
     for keep in (None, 5, True):
-        config = options(keep_dequantized=keep, **KINDS[kind])
+        config = options(keep_dequantized=keep, keep_gated=keep is True, **KINDS[kind])
         built = build_trainable(config, load_model_config(folder), folder, card, positions=64)
         trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
         decodes = launched(card, monkeypatch, "quantize_decode")
@@ -164,6 +165,19 @@ def test_as_many_are_kept_as_memory_allows(make_checkpoint: Any, card: Any) -> N
         assert found.plan is not None and peak(found.plan) <= limit
         return found.mode.get("keep_dequantized"), found
 
+    # Then gated activations, which the backward computes again otherwise.
+    gated = run_dry(options(**fixed, keep_dequantized=True, keep_gated=True), model, folder, card, 8, None)
+    products = 4 * 128 * model.mlp_width * 4
+    assert 0 < gated.activation_bytes - whole.activation_bytes <= products
+    for limit in (peak(whole) + products, 1 << 30):
+        number, found = kept(limit)
+        assert number is True and found.mode["keep_gated"] is True and found.plan.peak_bytes == gated.peak_bytes  # type: ignore[union-attr]
+        assert words(found.mode) == "--no-gradient-checkpointing --keep-gated --keep-dequantized"
+        assert found.lines[0].endswith("with less, gate times up is recomputed")
+    assert kept(1 << 30, memory_limit="1GiB")[1].mode["keep_gated"] is True
+    assert all("keep_gated" not in kept(1 << 30, **more)[1].mode for more in ({"keep_dequantized": 3}, {"full": True}))
+    number, found = kept(peak(whole) + products - 1)
+    assert number is True and "keep_gated" not in found.mode
     number, found = kept(peak(whole))
     (line,) = found.lines
     assert number is True and f"weights: all {count} are kept dequantized (" in line, line

@@ -39,6 +39,20 @@ def _softplus(x: Tensor) -> Tensor:
     return F.log(F.exp(x) + 1.0)
 
 
+def gated(act: str, kept: bool, *parts: Tensor) -> Tensor:
+    """Return gate, activated, times up.
+
+    Args:
+        act: Name of the activation.
+        kept: Whether operators that read the output save it. Else the backward recomputes it from gate and up.
+        *parts: Gate and up, or one Tensor with both side by side.
+    """
+    y = GATED[act](*parts)
+    if kept and y.node is not None:
+        y.node.recomputed = None
+    return y
+
+
 GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

@@ -21,7 +21,7 @@ from wgrad.autograd.chunks import chunk_rows, in_row_chunks
 from wgrad.autograd.tensor import Tensor, is_recording, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
-from wgrad.train.model.activations import GATED, PLAIN, xielu
+from wgrad.train.model.activations import GATED, PLAIN, gated, xielu
 from wgrad.train.model.altup import CORRECT, LAUREL_NORM, LEFT, PREDICT, RIGHT, ROUTER, ROUTER_NORM, SCALE, AltUp
 from wgrad.train.model.attention import Attention
 from wgrad.train.model.balance import Balance
@@ -64,7 +64,7 @@ class Model(Attention):
         dtype: Compute dtype: float32, float16 or bfloat16.
         recompute: Number of layers, from the first on, that keep only their input for the backward; True means all.
         offload: Number of these layers, from the first on, that keep it in main memory.
-        keep_attention, kept: Whether they also keep attention's output, and which outputs of projections.
+        keep_attention, kept: Whether they also keep attention's output, and which outputs are kept in addition.
         keep_norms: Whether other layers keep their norms' outputs.
         mlp_chunk_bytes, mlp_chunks_above: Replace MLP_CHUNK_BYTES and MLP_CHUNKS_ABOVE.
         balance: Load-balancing loss of the routers, which `loss` adds in training.
@@ -378,9 +378,8 @@ class Model(Attention):
         return not (c.altup is not None and c.altup.sparsity[index] > 0) and c.gate_scale == 1
 
     def _is_stacked(self, stack: str) -> bool:
-        index = int(stack.split(".")[2])
         splits = self._splits_gate_up if stack.endswith(GATE_UP) else self._splits_qkv
-        return splits(index) and self._has_stack(stack)
+        return splits(int(stack.split(".")[2])) and self._has_stack(stack)
 
     def _activated(self, index: int, y: Tensor, inputs: Inputs) -> Tensor:
         """Return the input of the MLP's last projection."""
@@ -390,11 +389,12 @@ class Model(Attention):
             if c.hidden_act == "xielu":
                 return xielu(up, *(self._tensor(prefix + name) for name in XIELU), dtype=self.dtype)
             return PLAIN[c.hidden_act](up)
+        act = partial(gated, c.hidden_act, self.kept.gated)
         if c.gate_up_proj:
-            return GATED[c.hidden_act](self._linear(prefix + c.gate_up_proj, y, inputs))
+            return act(self._linear(prefix + c.gate_up_proj, y, inputs))
         if self._splits_gate_up(index) and (both := self._stacked(prefix + GATE_UP, y, inputs)) is not None:
-            return GATED[c.hidden_act](both)
+            return act(both)
         gate = self._linear(prefix + c.gate_proj, y, inputs)
         gate = c.altup.sparse(index, gate) if c.altup else gate
         gate = gate if c.gate_scale == 1 else F.scale(gate, c.gate_scale)
-        return GATED[c.hidden_act](gate, self._linear(prefix + c.up_proj, y, inputs))
+        return act(gate, self._linear(prefix + c.up_proj, y, inputs))

@@ -21,10 +21,11 @@ def kept_chunks(kept: int, layer: int) -> int:
 
 
 class Kept(NamedTuple):
-    """The numbers of --keep-projections and --keep-gate-up."""
+    """The values of --keep-projections, --keep-gate-up and --keep-gated."""
 
     projections: int = 0
     gate_up: int = 0
+    gated: bool = False
 
     def chunks(self, layer: int, recomputed: int) -> tuple[int, int]:
         """Return of how many chunks of its MLP a layer keeps gate and up, and how many of them stay on the device.

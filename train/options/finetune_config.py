@@ -212,6 +212,11 @@ class RunOptions(ObjectiveOptions, InputOptions):
     keep_norms: bool | None = of_machine(
         None, "keep the outputs of norms instead of recomputing them from their inputs (default: if memory allows)"
     )
+    keep_gated: bool | None = of_machine(
+        None,
+        "of layers that are not recomputed, keep the products of gate and up instead of computing them again (default: "
+        "with --gradient-checkpointing auto if memory is left when all else is kept, else not)",
+    )
     keep_dequantized: bool | int | None = of_machine(
         None,
         "keep the frozen weights, or N of them, dequantized on the GPU instead of dequantizing them in each pass, to "

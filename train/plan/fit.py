@@ -23,7 +23,7 @@ from wgrad.train.plan.fastest import least_seconds
 from wgrad.train.plan.fewer_layers import Forecast, Shorter
 from wgrad.train.plan.keep_layers import cannot_fit, most_kept, without_norms
 from wgrad.train.plan.keep_projections import hidden_projections, with_fewer_recomputed, with_gate_up
-from wgrad.train.plan.keep_weights import most_dequantized
+from wgrad.train.plan.keep_weights import most_dequantized, with_gated, with_weights
 from wgrad.train.plan.longest import most_that_fits
 from wgrad.train.plan.memory_limit import (
     as_option,
@@ -51,10 +51,10 @@ from wgrad.train.step.search import largest
 
 MOST_ROWS = 1024  # largest batch that is tried
 
-Mode = dict[str, Any]  # options that say where a run keeps weights and activations
+Mode = dict[str, Any]  # options that say where a run keeps weights and activations; None: the default
 MODE = ("gradient_checkpointing", "offload_activations", "stream_weights")
 OF_RECOMPUTED: Mode = {"keep_attention": None, "keep_projections": None, "keep_gate_up": None}  # if none is recomputed
-KINDS = (*OF_RECOMPUTED, "keep_norms", "mlp_chunk", "resident_layers", "keep_dequantized")  # None: the default
+KINDS = (*OF_RECOMPUTED, "keep_norms", "mlp_chunk", "resident_layers", "keep_gated", "keep_dequantized")
 
 
 def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
@@ -84,7 +84,7 @@ def words(mode: Mode) -> str:
     of_kinds = {kind: as_option(kind, mode[kind]) for kind in KINDS if mode.get(kind) is not None}
     resident = of_kinds.pop("resident_layers", "")
     if not recomputed:
-        told = ("keep_norms", False), ("keep_dequantized", True)
+        told = ("keep_norms", False), ("keep_gated", True), ("keep_dequantized", True)
         kinds = [of_kinds[kind] for kind, value in told if kind in of_kinds and bool(mode[kind]) is value]
         return " ".join(["--no-gradient-checkpointing", *kinds])
     said = [as_option("gradient_checkpointing", recomputed)] if recomputed is not True or not offloaded else []
@@ -199,7 +199,7 @@ class Fit:
                 chosen = with_fewer_recomputed(self, self._refined(found, mode))
                 chosen = with_gate_up(self, in_large_chunks(chosen, chosen.config, self.fitting))
                 room = plannable(self.limit) - chosen.peak_bytes
-                return most_dequantized(chosen, room, self.fitting) if self.weights_open else chosen
+                return with_weights(self, chosen, room) if self.weights_open else chosen
         return None
 
     def _fastest(self, batches: list[int]) -> Plan | None:
@@ -243,6 +243,7 @@ class Fit:
                 points += [*(self.keeping(thin, kept) for kept in shares), replace(config, **self.modes[0])]
                 if self.weights_open and any(chosen.dequantized.sizes):
                     points.append(replace(points[-1], keep_dequantized=True))
+                    points += [replace(points[-1], keep_gated=True)] * bool(chosen.config.keep_gated)
         found = (chosen if point == chosen.config else self._as_run(point) for point in dict.fromkeys(points))
         return [plan for plan in found if plan is not None]
 
@@ -252,6 +253,10 @@ class Fit:
 
     def freely(self) -> Plan | None:
         """Return a plan of the fastest mode, if it stays within the limit without enforcing it; else None."""
+        return with_gated(self, self._with_weights(), self._below)
+
+    def _with_weights(self) -> Plan | None:
+        """Return the plan of `freely`, with as many weights dequantized as fit."""
         config = replace(self.config, **self.modes[0])
         if not self.weights_open:
             return self._below(config)
@@ -336,7 +341,8 @@ class Fit:
             number = f"all {weights.count}" if whole else f"{weights.count} of {len(weights.sizes)}"
             said += f"; weights: {number} are kept dequantized ({size(weights.nbytes)})"
         if weights.nbytes and not recomputed:
-            other = "with less, fewer weights are" if weights.count == len(weights.sizes) else "more memory keeps more"
+            less = "gate times up is recomputed" if plan.config.keep_gated else "fewer weights are"
+            other = f"with less, {less}" if weights.count == len(weights.sizes) else "more memory keeps more"
         elif not recomputed:
             other = f"with less than {taken}, layers are recomputed"
         elif len(self.peaks) > 1:

@@ -167,7 +167,7 @@ def activation_options(config: RunOptions, model: ModelConfig) -> dict[str, Any]
         "recompute": recomputed_layers(config, model),
         "offload": offloaded_layers(config, model),
         "keep_attention": keeps_attention(config, model),
-        "kept": Kept(kept_projections(config, model), kept_gate_up(config, model)),
+        "kept": Kept(kept_projections(config, model), kept_gate_up(config, model), bool(config.keep_gated)),
         "keep_norms": config.keep_norms is not False,
         "mlp_chunk_bytes": mlp_chunk_bytes(config),
         "mlp_chunks_above": None if config.mlp_chunk is None else 0,
