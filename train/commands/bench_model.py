@@ -123,7 +123,8 @@ SHAPES = {
 
 
 class RandomWeights:
-    """Weights of the right kinds and sizes; a block of random numbers is repeated, which changes no timing."""
+    """Weights of the right kinds and sizes. A block of random numbers is repeated, so some heads have equal queries and
+    keys."""
 
     def __init__(self, device: Device, mxfp4_experts: bool = False) -> None:
         self.mxfp4_experts = mxfp4_experts
