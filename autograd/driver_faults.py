@@ -1,6 +1,6 @@
 """Known faults of GPU drivers: the adapters concerned, symptoms, advice, and source.
 
-Every entry cites a public issue.
+Every entry cites a public issue, or the release notes of the version that has it fixed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Fault:
         kind: Wrong results, a crash, low speed, or only a note that nothing can change.
         seen: Symptoms in words.
         advice: What to do, in the imperative.
-        source: URL of the issue.
+        source: URL of the issue or release notes.
         vendors: PCI ids.
         system: As of `platform.system`.
         kernel: Oldest version of the system's kernel.
@@ -69,6 +69,17 @@ FAULTS = (
         (INTEL,),
         name=r"BMG|\bB[5-7][0-9]0?\b",
         mesa_below=(26, 2, 2),
+    ),
+    Fault(
+        "wrong",
+        "matmuls on the tensor cores of Panther Lake (Xe3) are wrong with Mesa before 26.1.6",
+        "update Mesa to 26.1.6 or newer, or set WGRAD_MATRIX_UNITS=off",
+        "docs.mesa3d.org/relnotes/26.1.6.html",
+        (INTEL,),
+        backend="Vulkan",
+        name=r"\bPTL\b|\bB3[79]0\b",
+        mesa_below=(26, 1, 6),
+        has="cooperative-matrix",
     ),
     Fault(
         "wrong",

@@ -17,6 +17,8 @@ from wgrad.train.step.checked import fault_notes
 F16 = ["shader-f16", "subgroup"]
 B580 = {"name": "Intel(R) Arc(tm) B580 Graphics (BMG G21)", "vendor_id": INTEL, "backend": "Vulkan", "features": F16}
 B580 |= {"type": "DiscreteGPU", "driver": "Mesa 26.2.1", "library": "wgpu-native 29.0.1.1"}
+B390 = B580 | {"name": "Intel(R) Arc(tm) B390 (PTL)", "type": "IntegratedGPU", "driver": "Mesa 26.1.5"}
+B390 |= {"features": [*F16, "cooperative-matrix"]}
 RADEON = B580 | {"name": "AMD Radeon RX 7900 XTX (RADV NAVI31)", "vendor_id": AMD}
 STRIX = RADEON | {"name": "Radeon 8060S Graphics (RADV STRIX_HALO)", "type": "IntegratedGPU"}
 M4 = B580 | {"name": "Apple M4 Max", "vendor_id": 0x106B, "backend": "Metal", "type": "IntegratedGPU", "driver": ""}
@@ -27,14 +29,22 @@ GTX = B580 | {
     "features": ["subgroup"],
 }
 
-# (adapter, system, kernel, number of the source's issue, or several; 0 where nothing is known)
-CASES: list[tuple[dict[str, Any], str, str, int | tuple[int, ...]]] = [
+XE3 = "26.1.6.html"
+
+# (adapter, system, kernel, number of the source's issue or XE3, or several; 0 where nothing is known)
+CASES: list[tuple[dict[str, Any], str, str, int | str | tuple[int, ...]]] = [
     (B580, "Linux", "6.17.0", 25767),
     (B580 | {"name": "Intel(R) Arc(tm) Pro B70 Graphics"}, "Linux", "", 25767),
     (B580 | {"driver": "Mesa 26.2.2"}, "Linux", "", 0),
     (B580 | {"driver": "Mesa 26.10.0-devel (git-1)"}, "Linux", "", 0),
     (B580 | {"driver": "32.0.101.8826"}, "Windows", "", 22034),
     (B580 | {"name": "Intel(R) Arc(tm) A770 Graphics (DG2)"}, "Linux", "", 0),
+    (B390, "Linux", "", XE3),
+    (B390 | {"name": "Intel(R) Graphics (PTL)"}, "Linux", "", XE3),
+    (B390 | {"driver": "Mesa 26.1.6"}, "Linux", "", 0),
+    (B390 | {"driver": "32.0.101.8826"}, "Windows", "", 0),
+    (B390 | {"features": F16}, "Linux", "", 0),
+    (B390 | {"name": "Intel(R) Graphics (LNL)"}, "Linux", "", 0),
     (B580 | {"name": "Adreno (TM) 702", "vendor_id": QUALCOMM}, "Linux", "", 25906),
     (B580 | {"name": "Adreno (TM) 740", "vendor_id": QUALCOMM}, "Linux", "", 0),
     (RADEON | {"name": "AMD Radeon Pro 5500M", "driver": "1.4.1"}, "Darwin", "", 2756),
@@ -72,17 +82,18 @@ CASES: list[tuple[dict[str, Any], str, str, int | tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("adapter", "system", "kernel", "number"), CASES)
 def test_a_fault_is_found_by_gpu_driver_and_version(
-    adapter: dict[str, Any], system: str, kernel: str, number: int | tuple[int, ...]
+    adapter: dict[str, Any], system: str, kernel: str, number: int | str | tuple[int, ...]
 ) -> None:
-    found = tuple(int(fault.source.rpartition("/")[2]) for fault in known_faults(adapter, system, kernel))
-    assert found == (number if isinstance(number, tuple) else (number,) * bool(number))
+    found = [fault.source.rpartition("/")[2] for fault in known_faults(adapter, system, kernel)]
+    assert found == [str(part) for part in (number if isinstance(number, tuple) else (number,) * bool(number))]
 
 
 def test_every_fault_has_a_source_an_adapter_and_words() -> None:
     reached = {fault for adapter, system, kernel, _ in CASES for fault in known_faults(adapter, system, kernel)}
     assert reached == set(FAULTS)
     for fault in FAULTS:
-        assert re.fullmatch(r"github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", fault.source)
+        issue, notes = r"github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", r"docs\.mesa3d\.org/relnotes/[\d.]+\.html"
+        assert re.fullmatch(f"{issue}|{notes}", fault.source)
         assert fault.advice and fault.seen and not fault.text.endswith(".") and len(fault.text) < 260
 
 
