@@ -104,7 +104,8 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope, "rope_theta": 500_000.0}) for rope in (KNOWN, OWN, LINEAR)]
 CASES += [("StableLmForCausalLM", {"use_parallel_residual": False}), ("Starcoder2ForCausalLM", {"use_bias": False})]
-CASES += [("GPTNeoXForCausalLM", {"use_parallel_residual": False, "rotary_emb_base": 500.0})]
+NEOX = {"use_parallel_residual": False, "rotary_emb_base": 500.0, "attention_bias": False}
+CASES += [("GPTNeoXForCausalLM", NEOX)]
 CASES += [("GPTBigCodeForCausalLM", {"multi_query": False, "tie_word_embeddings": True})]
 CASES += [("FalconForCausalLM", {"num_ln_in_parallel_attn": 1, "layer_norm_epsilon": 1e-3})]
 CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS), ("Gemma3ForCausalLM", {"sliding_window": None})]

@@ -378,6 +378,7 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
         ("Llama4ForCausalLM", {"layer_types": ["full_attention"] * 4}, "attention in chunks of 8192 tokens, or in"),
         ("Llama4ForCausalLM", {"floor_scale": 99}, "queries that grow by 0.1 after 99 positions"),
         ("Llama4ForCausalLM", {"attention_bias": True}, "a tensor model.layers.0.self_attn.q_proj.bias"),
+        ("GptOssForCausalLM", {"attention_bias": False}, "biases of experts and none of attention"),
         ("FalconH1ForCausalLM", {"mamba_norm_before_gate": True}, "a norm before the gate"),
         ("FalconH1ForCausalLM", {"tie_word_embeddings": True}, "one matrix for embedding and head, with multipliers"),
         ("FalconH1ForCausalLM", {"mamba_conv_bias": False}, "convolutions without a bias"),
@@ -399,7 +400,7 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
     ],
 )
 def test_what_llama_cpp_has_otherwise_is_told(architecture: str, changes: dict[str, Any], what: str) -> None:
-    raw = tiny_config(architecture, **SIZES | EXTRA[architecture])
+    raw = tiny_config(architecture, **SIZES | EXTRA.get(architecture, {}))
     assert not list(_without_place(parse_model_config(raw)))
     assert what in [said[: len(what)] for said in _without_place(parse_model_config(raw | changes))]
 

@@ -240,7 +240,7 @@ def _by_heads(fields: GgufFields, tensors: Mapping[str, TensorEntry], part: floa
         return {**rope, "use_parallel_residual": parallel, "attention_bias": biased}
     if name in ("gpt2", "starcoder"):
         heads = fields.needed(f"{name}.attention.head_count", int)
-        shared = heads > 1 and _key_heads(fields, heads) == 1
+        shared = _key_heads(fields, heads) == 1
         return {"n_inner": fields.needed(f"{name}.feed_forward_length", int), "multi_query": shared}
     if name != "falcon":
         return {}
