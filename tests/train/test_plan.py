@@ -287,6 +287,11 @@ def test_sequences_that_no_device_holds_take_no_main_memory(
             run_dry(options, load_model_config(model), model, device, len(PROMPT), limit)
 
 
+def test_a_drivers_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    plan_command._show("memory of a GPU\x1b[2J\n\tweights")
+    assert capsys.readouterr().out == "memory of a GPU\\x1b[2J\n\tweights\n"
+
+
 def test_a_plan_for_numpy_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--device", "cpu", "--model", "examples/base_model"]) == 2
     assert "leave --device out, and give --vram to plan for a GPU that is elsewhere" in capsys.readouterr().err

@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import wgpu_sibling
 from tests.train.conftest import choose_card, discrete_sibling
 from tests.train.tiny_models import GEMMA4_EXPERTS
-from wgrad.device.errors import OutOfMemory
+from wgrad.device.errors import OutOfMemory, TooLarge
 from wgrad.device.files import TEMPORARY
 from wgrad.device.memory import Block, Pool
 from wgrad.train.commands import cache as cache_command
@@ -38,8 +38,9 @@ from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.plan import fit as fit_module
+from wgrad.train.plan import plan as plan_module
 from wgrad.train.plan.fit import Fit
-from wgrad.train.plan.plan import plan_run
+from wgrad.train.plan.plan import plan_run, run_dry
 from wgrad.train.step import find_model
 from wgrad.train.step.build import build_frozen, build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
@@ -209,8 +210,10 @@ def test_an_embedding_that_is_no_head_is_read_from_main_memory(make_checkpoint: 
     assert refusing.empty_host.called == (not tied)
 
 
-def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint: Any, card: Any) -> None:
-    """`auto` streams below this limit only."""
+def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` streams below this limit only. A plan beyond another limit than of memory is passed over."""
     sizes = {"num_hidden_layers": 14, "hidden_size": 96, "intermediate_size": 256, "head_dim": 24}
     folder = make_checkpoint(**sizes, dtype="bfloat16")
     model = load_model_config(folder)
@@ -226,6 +229,16 @@ def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint
     assert plan is not None and plan.config.stream_weights == "on"
     settled = (plan.config.resident_layers, plan.dry.memory().peak_reserved_bytes)
     assert settled[0] and needed < settled[1] <= needed + (needed >> 4)
+
+    def with_fewer(config: RunOptions, *given: Any) -> Any:
+        if config.resident_layers == settled[0]:
+            raise TooLarge("beyond a binding")
+        return run_dry(config, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plan_module, "run_dry", with_fewer)
+        fewer = plan_run(auto, model, folder, card, 3)
+    assert fewer is not None and fewer.config.resident_layers == settled[0] - 1
     none = plan_run(replace(auto, resident_layers=0), model, folder, card, 3)
     assert none is not None and none.config.resident_layers == 0
     assert none.dry.memory().peak_reserved_bytes < settled[1] and none.held_bytes < plan.held_bytes
@@ -401,6 +414,8 @@ def test_text_is_written_with_as_many_layers_on_the_device_as_a_limit_allows(
         assert compile_ahead(card, stream, None, model, run, Display()) == Placing(stream)  # without a limit
     least, most = placings[Placing("on")], placings[Placing("off")]
     limit = (least + most) // 2
+    assert compile_ahead(card, "on", str(least), model, run, Display()).stream == "on"
+    assert card._pool.limit == least  # which holds, though a plan would leave a part of it free
     found = compile_ahead(card, "auto", str(limit), model, run, Display())
     assert found.stream == "on" and 3 <= found.resident <= 9
     assert f"those of {found.resident} of 12 layers stay on the device" in capsys.readouterr().out

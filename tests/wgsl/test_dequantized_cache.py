@@ -16,11 +16,12 @@ from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 from wgrad.device.formats.nf4 import NF4Array
-from wgrad.device.memory import size_class
+from wgrad.device.memory import Array, size_class
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm, gemm_matrix, plan
 from wgrad.wgsl.loss import loss
 from wgrad.wgsl.moe import grouped
+from wgrad.wgsl.runtime.dequantized_cache import DequantizedCache
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ROWS, OUT, IN = 24, 64, 256
@@ -132,6 +133,16 @@ def test_a_weight_that_is_gone_leaves_its_memory_to_none_before_the_end(device: 
         for seed in (1, 2):
             found = products(device, weight_of(device, seed))
     assert same(found, expected)
+
+
+def test_a_kept_dense_weight_is_found_by_its_place_shape_and_dtype(wgpu_device: Any) -> None:
+    cache, table = DequantizedCache(), wgpu_device.zeros((256, 64), np.float16)
+    cache.keep_dense(table, values := wgpu_device.zeros((4,)))
+    assert cache.dense(wgpu_device.view(table, (256, 64))) is values
+    others = [wgpu_device.view(table, shape, offset) for shape, offset in (((64, 256), 0), ((128, 64), 128 * 64))]
+    others.append(Array(table.lease, 0, table.shape, BF16))
+    assert [cache.dense(other) for other in others] == [None] * 3
+    assert cache.dense(wgpu_device.zeros((256, 64), np.float16)) is None
 
 
 def test_a_recording_decodes_what_it_reads(device: Any, decodes: list[str]) -> None:
