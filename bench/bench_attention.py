@@ -189,11 +189,7 @@ def kernels(device: WgpuDevice, problem: Problem) -> dict[str, tuple[float, Call
 
 
 def tile_name(tile: Tile) -> str:
-    return (
-        f"{tile.rows}x{tile.columns}/{tile.tx}x{tile.ty}/d{tile.depth}f{tile.flat}"
-        + "r" * tile.resident
-        + "p" * tile.prefetch
-    )
+    return f"{tile.rows}x{tile.columns}/{tile.tx}x{tile.ty}/d{tile.depth}f{tile.flat}" + "r" * tile.resident
 
 
 def bench_one(
@@ -242,8 +238,6 @@ def sweep(device: WgpuDevice, report: Report, problem: Problem) -> Plan:
 
         for tile in (getattr(best, kernel), *tiles):
             measure(tile)
-        for tile in sorted(times, key=lambda t: times[t])[:5]:
-            measure(dataclasses.replace(tile, prefetch=not tile.prefetch))
         fastest = min(times, key=lambda t: times[t])
         best = dataclasses.replace(best, **{kernel: fastest})
         print(f"best {kernel}: {fastest}", flush=True)

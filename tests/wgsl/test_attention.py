@@ -24,14 +24,14 @@ from wgrad.wgsl.device import WgpuDevice
 F32 = np.dtype(np.float32)
 CASES = [c for c in cases(True) if c.op in ("attention", "attention_backward")]
 # The head widths that a table's tiles are tried with: what it serves, or less, which a software driver compiles sooner.
-WIDTHS = {64: ((40, False), (10, True)), 128: ((72, True), (10, True)), 256: ((72, True), (10, True))}
+WIDTHS = {64: (40, 10), 128: (72, 10), 256: (72, 10)}
 TILES = {
-    (tile, width, prefetch, backward)
+    (tile, width, backward)
     for backward, tables in ((False, FORWARD), (True, BACKWARD))
     for widest, tiles in tables.items()
-    for tile, (width, prefetch) in itertools.product(tiles, WIDTHS.get(widest, ()))
+    for tile, width in itertools.product(tiles, WIDTHS.get(widest, ()))
 } | {
-    (tiles[0], width, False, backward)
+    (tiles[0], width, backward)
     for (_, tiles), width in zip(FEW_REGISTERS.items(), (32, 40, 72, 129))
     for backward in (False, True)
 }
@@ -62,12 +62,11 @@ def test_the_last_query_that_sees_a_key_begins_a_tile(device: WgpuDevice) -> Non
         assert_case(attention_case("window", (1, 97, 4, 2, 40), F32, window=window, backward=True), device)
 
 
-@pytest.mark.parametrize(("tile", "width", "prefetch", "backward"), sorted(TILES, key=repr), ids=repr)
+@pytest.mark.parametrize(("tile", "width", "backward"), sorted(TILES, key=repr), ids=repr)
 def test_every_tile_of_the_tables_is_within_the_limits(
-    tile: Tile, width: int, prefetch: bool, backward: bool, planned: WgpuDevice
+    tile: Tile, width: int, backward: bool, planned: WgpuDevice
 ) -> None:
     """Packed documents and a window over three tiles, so that whole, masked and skipped tiles all occur."""
-    tile = dataclasses.replace(tile, prefetch=prefetch)
     planned.attention_plan = Plan(tile, tile, tile, wanted_groups=1)
     used = tile.backward_bytes(width) if backward else tile.forward_bytes(width)
     if used > planned.workgroup_bytes:

@@ -112,13 +112,6 @@ fn main(
   row_sum[$i] = 0.0;
 #end
 
-#if PREFETCH
-  var next_k = fetch_k(0u, b, kv_head, (first_key / BN + split) * BN, end_key, lid);
-  var next_v: array<vec4<f32>, LOADS_FLAT>;
-#if !Q_RESIDENT
-  var next_q = fetch_q(0u, b, h, t0, lid);
-#endif
-#endif
   for (var tile = first_key / BN + split; tile * BN < end_key; tile += p.splits) {
     let j0 = tile * BN;
     var s: array<vec4<f32>, SCORES>;
@@ -127,27 +120,11 @@ fn main(
 #end
     for (var chunk = 0u; chunk < ND; chunk++) {
       workgroupBarrier();
-#if PREFETCH
-      put_k(next_k, lid);
-#if !Q_RESIDENT
-      put_q(next_q, 0u, lid);
-#endif
-      workgroupBarrier();
-      if (chunk + 1u < ND) {
-        next_k = fetch_k(chunk + 1u, b, kv_head, j0, end_key, lid);
-      } else {
-        next_v = fetch_v_rows(b, kv_head, j0, end_key, lid);
-      }
-#if !Q_RESIDENT
-      next_q = fetch_q((chunk + 1u) % ND, b, h, t0, lid);
-#endif
-#else
       put_k(fetch_k(chunk, b, kv_head, j0, end_key, lid), lid);
 #if !Q_RESIDENT
       put_q(fetch_q(chunk, b, h, t0, lid), 0u, lid);
 #endif
       workgroupBarrier();
-#endif
 #if Q_RESIDENT
       let place = chunk;
 #else
@@ -224,18 +201,8 @@ fn main(
 
     for (var part = 0u; part < NV; part++) {
       if (part > 0u) { workgroupBarrier(); }
-#if PREFETCH
-      put_rows(next_v, lid);
-      workgroupBarrier();
-      if (part + 1u < NV) {
-        next_v = fetch_v_rows(b, kv_head, j0 + (part + 1u) * VN, end_key, lid);
-      } else {
-        next_k = fetch_k(0u, b, kv_head, j0 + p.splits * BN, end_key, lid);
-      }
-#else
       put_rows(fetch_v_rows(b, kv_head, j0 + part * VN, end_key, lid), lid);
       workgroupBarrier();
-#endif
 #include "attention.inc.wgsl" accumulate sum=acc
     }
   }

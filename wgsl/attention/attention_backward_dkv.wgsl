@@ -82,31 +82,14 @@ fn main(
       s[$n] = vec4<f32>(0.0);
       dp[$n] = vec4<f32>(0.0);
 #end
-#if PREFETCH
-      var next_keys = fetch_keys(0u, b, kv_head, j0, lid);
-      var next_queries = fetch_queries(0u, b, h, t0, lid);
-      var next_rows: array<vec4<f32>, LOADS_FLAT>;
-#endif
       for (var chunk = 0u; chunk < ND; chunk++) {
         workgroupBarrier();
         if (chunk == 0u) { fill_stats(b, h, t0, lid); }
-#if PREFETCH
-        put_keys(next_keys, lid);
-        put_queries(next_queries, lid);
-        workgroupBarrier();
-        if (chunk + 1u < ND) {
-          next_keys = fetch_keys(chunk + 1u, b, kv_head, j0, lid);
-          next_queries = fetch_queries(chunk + 1u, b, h, t0, lid);
-        } else {
-          next_rows = fetch_dy_rows(b, h, t0, p.queries, lid);
-        }
-#else
         let keys = fetch_keys(chunk, b, kv_head, j0, lid);
         let queries = fetch_queries(chunk, b, h, t0, lid);
         put_keys(keys, lid);
         put_queries(queries, lid);
         workgroupBarrier();
-#endif
 #unroll c DC4
 #unroll g RN4
 #include "attention.inc.wgsl" dot sum=s left=k_tile[$i][ty] right=q_tile
@@ -150,18 +133,8 @@ fn main(
 #end
       for (var part = 0u; part < NV; part++) {
         if (part > 0u) { workgroupBarrier(); }
-#if PREFETCH
-        put_rows(next_rows, lid);
-        workgroupBarrier();
-        if (part + 1u < NV) {
-          next_rows = fetch_dy_rows(b, h, t0 + (part + 1u) * VN, p.queries, lid);
-        } else {
-          next_rows = fetch_q_rows(b, h, t0, p.queries, lid);
-        }
-#else
         put_rows(fetch_dy_rows(b, h, t0 + part * VN, p.queries, lid), lid);
         workgroupBarrier();
-#endif
 #include "attention.inc.wgsl" accumulate sum=acc_v
       }
       workgroupBarrier();
@@ -172,14 +145,8 @@ fn main(
 #end
       for (var part = 0u; part < NV; part++) {
         if (part > 0u) { workgroupBarrier(); }
-#if PREFETCH
-        put_rows(next_rows, lid);
-        workgroupBarrier();
-        if (part + 1u < NV) { next_rows = fetch_q_rows(b, h, t0 + (part + 1u) * VN, p.queries, lid); }
-#else
         put_rows(fetch_q_rows(b, h, t0 + part * VN, p.queries, lid), lid);
         workgroupBarrier();
-#endif
 #include "attention.inc.wgsl" accumulate sum=acc_k
       }
     }

@@ -49,11 +49,6 @@ fn main(
   acc[$n] = vec4<f32>(0.0);
 #end
 
-#if PREFETCH
-  var next_queries = fetch_queries(0u, b, h, t0, lid);
-  var next_keys = fetch_keys(0u, b, kv_head, (first_key / BN + split) * BN, lid);
-  var next_rows: array<vec4<f32>, LOADS_FLAT>;
-#endif
   for (var tile = first_key / BN + split; tile * BN <= t_last; tile += p.splits) {
     let j0 = tile * BN;
     var s: array<vec4<f32>, SCORES>;
@@ -64,23 +59,11 @@ fn main(
 #end
     for (var chunk = 0u; chunk < ND; chunk++) {
       workgroupBarrier();
-#if PREFETCH
-      put_queries(next_queries, lid);
-      put_keys(next_keys, lid);
-      workgroupBarrier();
-      if (chunk + 1u < ND) {
-        next_keys = fetch_keys(chunk + 1u, b, kv_head, j0, lid);
-        next_queries = fetch_queries(chunk + 1u, b, h, t0, lid);
-      } else {
-        next_rows = fetch_k_rows(b, kv_head, j0, p.queries, lid);
-      }
-#else
       let queries = fetch_queries(chunk, b, h, t0, lid);
       let keys = fetch_keys(chunk, b, kv_head, j0, lid);
       put_queries(queries, lid);
       put_keys(keys, lid);
       workgroupBarrier();
-#endif
 #unroll c DC4
 #unroll g RN4
 #include "attention.inc.wgsl" dot sum=s left=q_tile[$i][ty] right=k_tile
@@ -112,19 +95,8 @@ fn main(
 
     for (var part = 0u; part < NV; part++) {
       if (part > 0u) { workgroupBarrier(); }
-#if PREFETCH
-      put_rows(next_rows, lid);
-      workgroupBarrier();
-      if (part + 1u < NV) {
-        next_rows = fetch_k_rows(b, kv_head, j0 + (part + 1u) * VN, p.queries, lid);
-      } else {
-        next_keys = fetch_keys(0u, b, kv_head, j0 + p.splits * BN, lid);
-        next_queries = fetch_queries(0u, b, h, t0, lid);
-      }
-#else
       put_rows(fetch_k_rows(b, kv_head, j0 + part * VN, p.queries, lid), lid);
       workgroupBarrier();
-#endif
 #include "attention.inc.wgsl" accumulate sum=acc
     }
   }

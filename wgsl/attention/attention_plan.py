@@ -22,7 +22,6 @@ class Tile:
     depth: columns of D staged at a time (a multiple of 4) for the matmuls over D.
     flat: whole rows staged at a time (a multiple of 4 that divides `columns`) for the matmuls over `columns`.
     resident: the forward's queries stay in workgroup memory instead of being read again for each tile.
-    prefetch: the next stage is loaded into registers before the current one is multiplied.
     """
 
     rows: int
@@ -32,7 +31,6 @@ class Tile:
     depth: int
     flat: int
     resident: bool = False
-    prefetch: bool = False
 
     def __post_init__(self) -> None:
         if self.rows % (4 * self.ty) or self.columns % (4 * self.tx):
@@ -87,7 +85,6 @@ class Tile:
             "DC4_PADDED": depth4 | 1,
             "ND": chunks,
             "Q_RESIDENT": self.resident,
-            "PREFETCH": self.prefetch,
             "Q_CHUNKS": chunks if self.resident else 1,
             "VN": self.flat,
             "VN4": self.flat // 4,
