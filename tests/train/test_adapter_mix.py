@@ -46,6 +46,7 @@ def test_each_sequence_has_its_own_adapter(make_checkpoint: Any, device: Device)
     if not isinstance(device, ReferenceDevice):  # which has more kernels to compile
         del adapters["all"]
     models = models_for(folder, device, adapters)
+    assert len({(id(model.cos), id(model.sin)) for model in models.values()}) == 1, "rotary tables are uploaded anew"
     batch, prompt = Batch(models["base"], 4), [*range(1, PAGE + 4)]
     names, most = ["base", "all", "some", "all"], 6
     if not isinstance(device, ReferenceDevice):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -91,5 +92,7 @@ def _adapted(base: Model, lora: LoraConfig, values: Mapping[str, np.ndarray]) ->
 
 
 def _with(base: Model, adapter: Adapter) -> Model:
-    positions = base.cos.shape[0]
-    return Model(base.config, base.weights, base.device, adapter=adapter, positions=positions, dtype=base.dtype)
+    """Return a model of the same weights and rotary tables with an adapter."""
+    made = copy(base)
+    made.adapter, made.mixed = adapter, None
+    return made
