@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.wgsl.shader_files import FORMATS
-from tests.wgsl.small_tiles import QUICK_MAIN, SMALL_LORA, SMALL_MEDIUM, SMALL_SKINNY
+from tests.wgsl.small_tiles import QUICK_MAIN, SMALL_EXPERTS, SMALL_LORA, SMALL_MEDIUM, SMALL_SKINNY
 from tests.wgsl.workgroup_poison import Variable, variables
 from wgrad.autograd.selftest.attention import attention_case
-from wgrad.autograd.selftest.case import F16, F32
+from wgrad.autograd.selftest.case import F16, F32, Case, Inputs
 from wgrad.autograd.selftest.cases import cases
+from wgrad.autograd.selftest.experts import grouped_case
+from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.int8 import int8_cases
-from wgrad.autograd.selftest.matrix import matrix_cases
+from wgrad.autograd.selftest.matrix import matrix_cases, on_tile
 from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.wgsl.attention import attention_matrix
 from wgrad.wgsl.attention.attention_matrix import MatrixRows
 from wgrad.wgsl.attention.attention_matrix_keys import MatrixKeys
 from wgrad.wgsl.attention.attention_plan import Plan, Tile
 from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_lora, gemm_matrix_skinny, gemm_skinny, gemm_tile
+from wgrad.wgsl.moe import grouped
 from wgrad.wgsl.runtime import compile as wgsl_compile
 
 # Masked at both ends of a tile of keys, and between documents.
@@ -29,10 +34,27 @@ _ATTENTION = [
     for width, t in ((10, F32), (32, F16))
     for backward in (False, True)
 ]
-# Tiles are walked from the last, so the maximum of a row rises from tile to tile, and its sums are scaled again.
+# Tiles are walked from the last, so the maximum of a row rises from tile to tile, and its sums are scaled again. With
+# so few rows V and K of a tile take turns (use_small_tiles).
 _FALLING = attention_case("poisoned", (1, 41, 1, 1, 32), F16, keys=150, cache_len=109, rising=-150.0)
 _DECODING = attention_case("poisoned", (2, 1, 4, 2, 64), F32, keys=53, cache_len=41, window=13)
-_CASES = [*cases(), *matrix_cases(), *int8_cases(False), *transposed_cases(False), *_ATTENTION, _FALLING, _DECODING]
+
+
+def _grouped(*rows: int) -> Case:
+    """Return a case of a grouped GEMM whose experts have so many rows."""
+    case = grouped_case("forward", "poisoned", (sum(rows) // len(rows), len(rows), len(rows), 72, 128), F16)
+
+    def build(rng: np.random.Generator) -> Inputs:
+        return {**case.build(rng), "start": np.cumsum((0, *rows), dtype=np.int32)}
+
+    return replace(case, build=build)
+
+
+# The first expert has a tile of 32 rows and up to 32 more, the second fewer than a tile.
+_EXPERTS = _grouped(60, 10)
+_RANKS_LAST = on_tile(gemm_case("poisoned lowrank", 72, 72, 72, F16, rank=40), "medium")
+_OWN = [*_ATTENTION, _FALLING, _DECODING, _EXPERTS, _RANKS_LAST]
+_CASES = [*cases(), *matrix_cases(), *int8_cases(False), *transposed_cases(False), *_OWN]
 BY_NAME = {case.name: case for case in _CASES}
 _BACKWARD = ["attention_backward/poisoned/1x41x2x1x10/float32"]
 _MATRIX_BACKWARD = ["attention_backward/poisoned/1x41x2x1x32/float16"]
@@ -68,9 +90,10 @@ CASES = {
     "gemm_int8": ["linear_q8_0/int8 lowrank/260x132x96/float32", "linear_q8_0/int8 long/128x64x2112/float32"],
     "gemm_int8_pack": ["linear_nf4/int8 double/133x136x200/float32"],
     "gemm_matrix": [
+        _EXPERTS.name,
+        _RANKS_LAST.name,
         "linear_nf4_backward/lowrank 16 double/264x136x192/float16/medium tile",
         "linear_iq3_xxs/plain/136x264x256/float16/medium tile",
-        "grouped_linear/float32 eights/61x5x2x72x64/float16",
     ],
     "gemm_matrix_lora": [
         "lora_grads/stack of 3/75x320x12/float16/any tile",
@@ -127,7 +150,9 @@ def use_small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix_lora, "_AT_ONCE", 6)  # so that shares have several tiles
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_skinny, "_THREADS", 64)
-    tiles = dict.fromkeys(attention_matrix.TILES, ((0, MatrixRows(2)),)) | {"dkv": ((0, MatrixKeys(2)),)}
+    monkeypatch.setattr(grouped, "_matrix_tile", lambda *_: SMALL_EXPERTS)
+    forward = ((0, MatrixRows(2, least_groups=2)), (0, MatrixRows(2, in_turns=True)))
+    tiles = {"forward": forward, "dq": ((0, MatrixRows(2)),), "dkv": ((0, MatrixKeys(2)),)}
     monkeypatch.setattr(attention_matrix, "TILES", tiles)
 
 
