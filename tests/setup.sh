@@ -8,7 +8,8 @@ has() { command -v "$1" >/dev/null; }
 has_library() { compgen -G "/usr/lib/*/$1" >/dev/null || compgen -G "/usr/lib*/$1" >/dev/null; }
 
 groups=()
-has clang-19 && has ld.lld-19 || groups+=('clang-19 lld-19')
+has clang-19 && has ld.lld-19 && has llvm-objdump-19 || groups+=('clang-19 lld-19 llvm-19')
+has clang-22 && has ld.lld-22 && has llvm-objdump-22 || groups+=('clang-22 lld-22 llvm-22') # for gfx950
 has node || groups+=(nodejs)
 has chromium || has chromium-browser || has google-chrome || groups+=(chromium)
 has_library libvulkan_radeon.so && has_library libvulkan.so.1 || groups+=('mesa-vulkan-drivers libvulkan1')

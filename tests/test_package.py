@@ -27,7 +27,7 @@ from wgrad.hip.runtime.objects import read_object
 ROOT = Path(__file__).parents[1]
 ROOMS = ("device", "wgsl", "hip", "autograd", "train")
 SHIPPED = {".npy", ".py", ".wgsl", ".mjs", ".html", ".js", ".css", ".hip", ".hpp", ".xz", ".json"}  # .xz: hip/objects
-MOST_INSTALLED_BYTES = 117 * 2**20  # README names it; du -m counts so
+MOST_INSTALLED_BYTES = 118 * 2**20  # README names it; du -m counts so
 
 
 # Programs on the public names, and what is wrong with each further line.

@@ -118,9 +118,9 @@ PYARROW, PARQUET = Oracle("pyarrow"), Oracle("pyarrow.parquet")  # start threads
 
 CLANG = Tool(
     "clang-19",
-    lambda: find_any("clang-19") and find_any("ld.lld-19"),
+    lambda: all(map(find_any, ("clang-19", "ld.lld-19", "llvm-objdump-19"))),
     "AMD kernels: on the emulated card, and compiled for AMD",
-    "apt-get install clang-19 lld-19",
+    "apt-get install clang-19 lld-19 llvm-19",
 )
 CLANG_22 = Tool(
     "clang-22",
