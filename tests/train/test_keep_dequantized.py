@@ -176,6 +176,8 @@ def test_as_many_are_kept_as_memory_allows(make_checkpoint: Any, card: Any) -> N
         assert found.lines[0].endswith("with less, gate times up is recomputed")
     assert kept(1 << 30, memory_limit="1GiB")[1].mode["keep_gated"] is True
     assert all("keep_gated" not in kept(1 << 30, **more)[1].mode for more in ({"keep_dequantized": 3}, {"full": True}))
+    number, found = kept(1 << 30, target_modules=("q_proj",))  # nothing saves them
+    assert number is True and "keep_gated" not in found.mode
     number, found = kept(peak(whole) + products - 1)
     assert number is True and "keep_gated" not in found.mode
     number, found = kept(peak(whole))

@@ -48,7 +48,9 @@ def with_weights(fit: Any, found: Plan, room: int) -> Plan | None:
 
 
 def with_gated(fit: Any, found: Plan | None, fitting: Callable[[RunOptions], Plan | None]) -> Plan | None:
-    """Return the plan that also keeps gated activations, if all else is kept and it fits; else `found`.
+    """Return the plan that also keeps gated activations, if all else is kept, it fits and there are any; else `found`.
+
+    There are none where nothing saves them: in experts, and without LoRA on down_proj.
 
     Args:
         fit: A `Fit`.
@@ -64,4 +66,5 @@ def with_gated(fit: Any, found: Plan | None, fitting: Callable[[RunOptions], Pla
     products = config.rows * config.max_length * model.num_hidden_layers * model.mlp_width * itemsize_of(config)
     if not wanted or not whole or found.reserved_bytes + products > fit.limit:
         return found
-    return fitting(replace(config, keep_gated=True)) or found
+    gated = fitting(replace(config, keep_gated=True))
+    return found if gated is None or gated.activation_bytes <= found.activation_bytes else gated
