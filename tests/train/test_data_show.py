@@ -42,6 +42,18 @@ def test_what_is_learned_is_marked(folder: Path, write_lines: Any, capsys: Any) 
     assert "the cat" not in capsys.readouterr().out
 
 
+def test_sequences_are_as_long_as_embeddings_of_positions(make_checkpoint: Any, write_lines: Any, capsys: Any) -> None:
+    folder = make_checkpoint("GPT2LMHeadModel", n_positions=32, max_position_embeddings=32)
+    data = write_lines({"text": "the cat sat on the mat " * 4})
+    assert show(folder, data, "--max-length", "64") == 0
+    said = capsys.readouterr()
+    assert "sequences of 32 tokens" in said.out
+    assert "note: sequences have at most 32 tokens, not --max-length 64" in said.err
+    (folder / "config.json").write_text('{"architectures": ["UnknownForCausalLM"]}')  # the tokenizer is enough
+    assert show(folder, data, "--max-length", "64") == 0
+    assert "sequences of 64 tokens" in capsys.readouterr().out
+
+
 def test_learned_text_is_colored_and_long_examples_are_cut(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     ids = np.array(tokenizer.encode("cats and dogs", add_special_tokens=False), np.int32)

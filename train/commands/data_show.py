@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.text import Text
 
+from wgrad.device.errors import WgradError
 from wgrad.device.shown import counted
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.packing import Document, Example, Pair, pack_documents
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_source import find_source
+from wgrad.train.model.load_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan.lengths import within_positions
 from wgrad.train.run.schedule import few_steps
 from wgrad.train.step.find_model import find_model
 from wgrad.train.terminal.output import make_console, say
@@ -34,10 +38,14 @@ def run_data_show(config: RunOptions, examples: int, as_json: bool = False) -> i
     Raises:
         WgradError: Model or data cannot be used.
     """
-    tokenizer, note = find_source(find_model(config.model, weights=False), config.adapter).load()
+    folder = find_model(config.model, weights=False)
+    tokenizer, note = find_source(folder, config.adapter).load()
     for remark in (note, use_chat_template(tokenizer, config.chat_template)):
         if remark:
             say(f"note: {remark}", "stderr")
+    config, shortened = _as_in_a_run(config, folder)
+    if shortened:
+        say(shortened, "stderr")
     with Display(make_console("stderr")).phase("reading and tokenizing", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
     if as_json:
@@ -55,6 +63,14 @@ def run_data_show(config: RunOptions, examples: int, as_json: bool = False) -> i
     for line in summary(data, config):
         say(line)
     return 0
+
+
+def _as_in_a_run(config: RunOptions, folder: Path) -> tuple[RunOptions, str]:
+    """Do as `within_positions`, but leave the options as they are if the model cannot be read."""
+    try:
+        return within_positions(config, load_model_config(folder))
+    except WgradError:
+        return config, ""
 
 
 def _names(example: Example) -> Sequence[str]:
