@@ -176,6 +176,7 @@ def test_a_model_of_few_positions(
     assert asked == [20, 20, 10, 10]
     assert "note: sequences have at most 40 tokens, not --max-length 1024: the model has" in capsys.readouterr().out
     assert finetune(tmp_path / "none", model, data, *few, "--max-length", 40, "--no-sample") == 0
+    assert "sequences have at most" not in capsys.readouterr().out
     assert main(["plan", "--model", str(model), "--device", "wgpu", "--json", "--vram", "1GiB"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["tokens_per_step"] == 8 * positions and found["fits"][0]["longest_seq_len"] == positions

@@ -411,6 +411,7 @@ class Told(ReferenceDevice):
         (30, 40, 0, 25, [25, 26]),
         (30, 40, 30, 25, [25, 26]),  # a forecast says that they do not fit
         (25, 40, 0, 25, [25]),  # by so little that only a plan of all layers knows
+        (101, 10, 101, 100, [100, 101]),
         (9, 200, 0, 5, [5, 6]),
     ],
 )

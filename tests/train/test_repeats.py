@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.train.conftest import tiny_config
+from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import gpu_elsewhere
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.errors import OutOfMemory
 from wgrad.device.memory import Pool
 from wgrad.device.repeats import Repeats, _Trace
-from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.layer_kinds import layer_kind
+from wgrad.train.model.load_config import load_model_config, parse_model_config
+from wgrad.train.model.lora import LoraModule
+from wgrad.train.model.projections import NOTHING
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.plan import run_dry
 
@@ -68,6 +75,20 @@ def test_layers_of_a_kind_take_the_same_memory(
     assert [found(None), found(limit)] == results
 
 
+def test_layers_with_other_adapters_are_of_another_kind() -> None:
+    """Adapters that --adapter continues may have a rank of their own in a layer, or none."""
+    cpu = ReferenceDevice()
+
+    def module(rank: int) -> LoraModule:
+        return LoraModule(Tensor(cpu.zeros((rank, 8)), cpu), Tensor(cpu.zeros((8, rank)), cpu), 1.0, 0)
+
+    modules = {f"model.layers.{index}.self_attn.q_proj": module(rank) for index, rank in enumerate((4, 4, 2))}
+    fixed = {"config": parse_model_config(tiny_config(num_hidden_layers=4)), "weights": {}, "dequantized": {}}
+    model = SimpleNamespace(**fixed, adapter=SimpleNamespace(modules=modules), kinds={}, recomputed=0, kept=NOTHING)
+    kinds = [layer_kind(model, index) for index in range(4)]
+    assert kinds[0] == kinds[1] and len({*kinds}) == 3
+
+
 def test_only_what_is_alike_is_repeated() -> None:
     dry = gpu_elsewhere("").dry_run()
     dry.repeats = True
@@ -100,6 +121,8 @@ def test_only_what_is_alike_is_repeated() -> None:
     said, (array, none) = runs("a", new)
     assert (said, array.shape, array.offset, none) == ("aa..", (100,), 400, None)
     assert runs("a", lambda: new(next(sizes)), times=5)[0] == "aaaa."
+    offsets = iter((0, 8, 0, 8))
+    assert runs("a", lambda: [dry.view(dry.empty((16,)), (8,), next(offsets))])[0] == "aaaa"  # results of other places
     assert runs("a", leaving)[0] == "aaaa"  # an array is left behind
     assert runs("a", lambda: [there.pop() and None])[0] == "aaaa"  # one from before is freed
     assert runs("a", lambda: [there[0]])[0] == "aaaa"  # or is a result
