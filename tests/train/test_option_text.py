@@ -148,9 +148,10 @@ def test_what_is_beyond_the_models_positions_is_refused_at_once(
     capsys: pytest.CaptureFixture[str], in_folder: Path, make_checkpoint: Callable[..., Path], text_data: Path
 ) -> None:
     model = make_checkpoint()
-    sound = words("finetune", model, text_data, "--sample-prompt", "x " * 50_000)
-    assert cli.main(sound) == 2
-    assert "--sample-prompt: 100,000 tokens must be fewer than the 256 positions" in capsys.readouterr().err
+    for prompt, tokens in (("x " * 50_000, "100,000"), ("x " * 128, "256")):
+        assert cli.main(words("finetune", model, text_data, "--sample-prompt", prompt)) == 2
+        said = f"--sample-prompt: {tokens} tokens must be fewer than the 256 positions"
+        assert said in capsys.readouterr().err
     assert cli.main([*GENERATE, "--model", str(model), "--prompt", "x " * 50_000]) == 2
     assert "--max-new-tokens: 100,000 tokens of the prompt and 2 new ones must be" in capsys.readouterr().err
     assert cli.main([*GENERATE, "--model", str(model), "--prompt", "x", "--max-new-tokens", "1000000000"]) == 2
