@@ -210,7 +210,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
         out.append("| --- " * (10 + wanted) + "|")
         for row in rows:
             many = wanted or row["vgprs"][1] > MANY_VGPRS or row["spilling"]
-            if ("matrix" in row["kernel"]) == wanted and many:
+            if bool(row["wmma"]) == wanted and many:
                 wave = ", ".join(map(str, row["wave"]))
                 cells = [row["gpu"], row["mesa"], f"`{row['kernel']}`", row["variants"], wave]
                 cells += [f"{row['vgprs'][0]}, {row['vgprs'][1]}", row["sgprs"][1], row["spilling"]]
