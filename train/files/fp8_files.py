@@ -24,6 +24,7 @@ _OF_INPUTS = ("activation_scale", "input_scale")  # scales of a module's inputs,
 _ROWS = 128  # decoded together, so that the float32 values of a part take little memory
 
 Block = tuple[int, int] | None
+_ONE_EACH = "without weight_block_size in config.json a weight has one scale, or each of its experts"
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,10 @@ def with_fp8(entries: dict[str, TensorEntry], block: Block) -> dict[str, TensorE
         if block is not None:
             wanted = (*entry.shape[:-2], *(-(-n // b) for n, b in zip(entry.shape[-2:], block)))
         if scales.dtype not in _SCALES or not (scales.shape == wanted if block else _whole(entry, scales)):
+            asked = f"weight_block_size of config.json asks for {list(wanted)}" if block else _ONE_EACH
             raise WgradError(
                 f"{entry.source}: {one_line(scales.name)} in {scales.path} is {scales.dtype} {list(scales.shape)}: "
-                f"weight_block_size of config.json asks for {list(wanted)}: {FETCH}"
+                f"{asked}: {FETCH}"
             )
         found[name] = Fp8Entry(entry.source, entry.path, name, "BF16", entry.shape, None, None, entry, scales, block)
     return found
