@@ -51,6 +51,12 @@ def test_it_compiles_and_says_where_it_is_kept(
         assert "cache: no folder of a driver's cache was found" in out
 
 
+def test_sequences_are_as_long_as_in_a_run(wgpu_device: Any, few: list[Any], make_checkpoint: Any) -> None:
+    model = make_checkpoint("GPT2LMHeadModel", n_positions=32, max_position_embeddings=32)
+    assert main(["warm", "--model", str(model), "--device", "wgpu", *SMALL]) == 0
+    assert [plan.config.max_length for plan in few] == [32]
+
+
 def test_what_the_folders_show_is_said(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     nothing = warm._contents([one, two])
