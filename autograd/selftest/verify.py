@@ -160,10 +160,12 @@ def choose_cases(device: Any, missing: Collection[Launched], needed: Collection[
 
 
 def _alike(kernel: Launched, launched: set[Launched]) -> int:
-    """Return 1 + the number of constants in common with the most similar kernel; 0: all have other entry points."""
+    """Return how similar the most similar kernel is: 1 + the number of constants in common, and more than that if it
+    decodes the same format; 0: all have other entry points."""
     file, entry, constants = kernel
-    same = [len(set(constants) & set(c)) + 1 for f, e, c in launched if (f, e) == (file, entry)]
-    return max(same, default=0)
+    others = [set(c) for f, e, c in launched if (f, e) == (file, entry)]
+    decoder = {constant for constant in constants if constant[0] == "B_FORMAT"}
+    return max((1 + len(c & set(constants)) + len(constants) * (decoder <= c) for c in others), default=0)
 
 
 def _check(

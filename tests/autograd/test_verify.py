@@ -191,6 +191,14 @@ def test_a_kernel_without_a_case_gets_the_nearest_but_not_on_software(monkeypatc
     assert [c.op for c in choose_cases(card, needed, needed)] == ["silu"]
 
 
+def test_the_nearest_kernel_decodes_the_same_format() -> None:
+    """Even if one of another format has its tile and epilogue."""
+    sizes, format, other = (("M", 64), ("N", 64), ("K", 32)), ("B_FORMAT", "mxfp4"), ("B_FORMAT", "nf4")
+    kernel = ("gemm", "main", (format, *sizes))
+    alike = [module._alike(kernel, {("gemm", "main", constants)}) for constants in ((other, *sizes), (format,))]
+    assert 0 < alike[0] < alike[1]
+
+
 def test_a_kernel_is_verified_once(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "selftest_cases", lambda device: activation.cases(F32))
     dry = wgpu_device.dry_run()
