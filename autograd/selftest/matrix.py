@@ -98,9 +98,13 @@ def expert_cases() -> list[Case]:
 
 
 def attention_cases() -> list[Case]:
-    """Return cases of attention: rising scores, which rescale the sums at each key; widths; many tiles; prefill."""
+    """Return cases of attention: widths; many tiles; prefill; and scores that rise or fall along the keys.
+
+    Tiles are walked from the last to the first, so that falling scores rescale the sums.
+    """
     return [
         attention_case("rising", (1, 133, 2, 1, 64), F16, rising=40.0),
+        attention_case("falling", (1, 133, 2, 1, 64), F16, rising=-40.0),
         attention_case("rising window", (2, 70, 4, 2, 32), F16, rising=40.0, window=37),
         attention_case("prefill on a cache", (1, 48, 4, 2, 128), F16, keys=200, cache_len=100),
         *(attention_case("packed", (1, 200, 4, 1, 128), F16, documents=4, backward=back) for back in (False, True)),

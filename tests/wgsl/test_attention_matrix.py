@@ -50,10 +50,13 @@ def few_cases() -> list[Case]:
             attention_case("window", (2, 70, 4, 2, 32), F16, window=37, backward=back),
         ]
     falling = attention_case("falling window", (2, 70, 4, 2, 32), F16, rising=-40.0, window=37)
+    # A tile's largest score is 2^5 times that of the tile walked before it, so that sums before a rescaling count.
+    slowly = attention_case("slow fall", (2, 150, 4, 2, 32), F16, rising=-15.0)
     two_parts = attention_case("width of two tiles", (1, 45, 2, 1, 64), F16)
     return [
         *found,
         _two_rows_alone(falling),
+        slowly,
         two_parts,
         PREFILL,
     ]
