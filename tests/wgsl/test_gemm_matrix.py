@@ -20,8 +20,8 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import lora, loss
 from wgrad.autograd.selftest.case import BF16, F16, F32, Case
 from wgrad.autograd.selftest.gemm import gemm_case
-from wgrad.autograd.selftest.matrix import decoded_cases, on_tile, product_cases, skinny_cases
-from wgrad.autograd.selftest.run import call_case, check_case
+from wgrad.autograd.selftest.matrix import decoded_cases, on_tile, product_cases, skinny_cases, trusted_cases
+from wgrad.autograd.selftest.run import call_case, check_case, expected_outputs, judge, to_host
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.device.formats.mxfp4 import Mxfp4Array
 from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_lora, gemm_matrix_skinny, gemm_skinny
@@ -139,15 +139,27 @@ def test_small_gradients_of_logits_last(matrix_device: Any) -> None:
 @pytest.mark.usefixtures("small_tiles")
 def test_mxfp4_is_exact_in_float16_with_any_scale(matrix_device: Any) -> None:
     """All codes, times powers of 2 beyond those of float16: multiplied by the identity. Larger ones are infinite."""
-    exponents = np.minimum(np.arange(144), 140).astype(np.uint8)
+    exponents = np.arange(144, dtype=np.uint8)
     codes = np.tile(np.arange(0x10, 0x110, 0x11, dtype=np.int64).astype(np.uint8), (len(exponents), 1))
+    codes[141:] = 0x11  # larger ones are infinite there, and with zeros of the identity NaN
     weight = Mxfp4Array(codes.reshape(-1), exponents, (len(exponents), 32))
     placed = weight.map_arrays(matrix_device.upload)
     found = matrix_device.download(matrix_device.linear_quantized(matrix_device.upload(np.eye(32, dtype=F16)), placed))
     assert "gemm_matrix" in matrix_device.launched
     exact = weight.rows(0, len(exponents), np.dtype(np.float64))
-    assert len(np.unique(exact[-1])) == 15
+    assert len(np.unique(exact[140])) == 15
     np.testing.assert_array_equal(found, exact.T.astype(np.float16))
+
+
+@pytest.mark.parametrize("case", [c for c in trusted_cases() if "mxfp4 taller" in c.name], ids=lambda case: case.name)
+def test_the_check_of_tensor_cores_sees_that_denormal_numbers_are_lost(case: Case) -> None:
+    """MXFP4's code 1 is one in float16, and would be 0."""
+    inputs, device = case.inputs(), ReferenceDevice()
+    expected, codes = expected_outputs(case, inputs), inputs["weight"].codes
+    for ones, code in ((0x0F, 0x01), (0xF0, 0x10)):
+        codes = np.where(codes & ones & 0x77 == code, codes & ~np.uint8(ones), codes)
+    inputs["weight"] = replace(inputs["weight"], codes=codes)
+    assert not judge(case, expected, to_host(case, device, call_case(case, device, inputs))).ok
 
 
 def test_tensor_cores_serve_16_bit_operands_of_eight_rows_or_more() -> None:
