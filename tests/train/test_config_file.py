@@ -231,6 +231,10 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
         "num_experts": [5, 4], "moe_layer_num_skipped": 1,
     },
     "ExaoneMoeForCausalLM": {"mlp_layer_types": ["dense", "conv"], "n_group": 4, "layer_types": ["conv"] * 2},
+    "HYV3ForCausalLM": {
+        "qk_norm": False, "route_norm": False, "moe_router_use_sigmoid": False, "mlp_layer_types": ["dense", "conv"],
+        "first_k_dense_replace": 2, "num_shared_experts": 0,
+    },
     "AfmoeForCausalLM": {"score_func": "softmax", "route_norm": False, "n_group": 2, "layer_types": ["conv"] * 2},
     "Cohere2MoeForCausalLM": {
         "expert_selection_fn": "top", "shared_expert_combination_strategy": "max", "mlp_layer_types": ["dense"],

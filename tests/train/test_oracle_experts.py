@@ -58,7 +58,17 @@ FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT
 # Whose files have names of their own.
 OWN_NAMES = tuple(
     f"{name}ForCausalLM"
-    for name in ("Lfm2Moe", "ExaoneMoe", "HunYuanMoEV1", "Afmoe", "Cohere2Moe", "FlexOlmo", "Phimoe", "GraniteMoeSWA")
+    for name in (
+        "Lfm2Moe",
+        "ExaoneMoe",
+        "HunYuanMoEV1",
+        "HYV3",
+        "Afmoe",
+        "Cohere2Moe",
+        "FlexOlmo",
+        "Phimoe",
+        "GraniteMoeSWA",
+    )
 )
 CHANGES = {GEMMA4: {**GEMMA4_EXPERTS, "tie_word_embeddings": True}, NEMOTRON: {"moe_latent_size": 22}}
 UNGATED = ("experts.up_proj", "experts.down_proj")

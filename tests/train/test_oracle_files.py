@@ -367,7 +367,7 @@ def as_ours(config: ModelConfig) -> dict[str, Any]:
 HARMLESS = re.compile(
     r"\w+_token_id|\w*dropout|\w+_pdrop|initializer_range|use_cache|pretraining_tp|mamba_chunk_size|num_logits_to_keep"
     r"|is_decoder|init_std|summary_\w+|linear_(a_log|dt)_\w+|num_experts_per_tok|output_router_logits|router_aux_loss_coef|top_k_experts"
-    r"|moe_intermediate_size|embedding_initializer_range|mtp_(mlp_)?layer_types"
+    r"|moe_intermediate_size|embedding_initializer_range|mtp_(mlp_)?layer_types|enable_moe_fp32_combine"
 )
 
 
@@ -473,7 +473,7 @@ def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: 
         elif how == "null":
             raw[key] = None
         if key == "rope_theta" and how == "null":  # transformers keeps the null, and fails when the model is made
-            assert parse_model_config(raw).rope.theta in (77, 1e4, 1e5, 1.5e5, 5e5, 1e6, 2e6, 5e6, 1.2e7)
+            assert parse_model_config(raw).rope.theta in (77, 1e4, 1e5, 1.5e5, 5e5, 1e6, 2e6, 5e6, 11_158_840, 1.2e7)
             continue
         try:
             theirs = as_theirs(raw)

@@ -491,6 +491,13 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "hunyuan_moe": {"architecture": "HunYuanMoEV1ForCausalLM", "head_dim": 20, "attention_bias": True},
+    "hy3": {
+        "architecture": "HYV3ForCausalLM",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "num_shared_experts": 2,
+        "mlp_layer_types": ["sparse", "dense"],
+    },
     "exaone_moe": {
         "architecture": "ExaoneMoeForCausalLM",
         "num_shared_experts": 2,

@@ -49,6 +49,7 @@ from wgrad.train.model.family_keys import (
     SmolLM3File,
 )
 from wgrad.train.model.gemma4_keys import Gemma3nFile, Gemma4File, Gemma4UnifiedFile
+from wgrad.train.model.hy3_keys import Hy3File
 from wgrad.train.model.latent_keys import (
     DeepseekV2File,
     DeepseekV3File,
@@ -232,6 +233,7 @@ FAMILIES = {
     "HunYuanMoEV1ForCausalLM": Family(
         "hunyuan_v1_moe", HunYuanMoeFile, expert_variants.hunyuan_moe, "hunyuan-moe", "HunYuan, experts"
     ),
+    "HYV3ForCausalLM": Family("hy_v3", Hy3File, Hy3File.variant, "", "Hy3"),
     "ArceeForCausalLM": Family("arcee", ArceeFile, variants.ungated, "arcee"),
     "Jais2ForCausalLM": Family("jais2", Jais2File, variants.jais2, "jais2", "Jais 2"),
     "NemotronForCausalLM": Family("nemotron", NemotronFile, variants.nemotron, "nemotron"),
