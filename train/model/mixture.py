@@ -120,8 +120,8 @@ def _route(
     logits = logits if balance is None else balance.through(logits)
     correction = weights[prefix + experts.correction] if experts.correction else None
     shares, ids = choose(experts, logits, correction)
-    if balance is not None:
-        balance.count(logits, ids)
+    if balance is not None:  # as in transformers, which does not count by the corrected scores
+        balance.count(logits, F.route(logits, experts.chosen, False)[1] if experts.correction else ids)
     if experts.share_scales:
         shares = shares * _of_chosen(weights[prefix + experts.share_scales], ids)
     return shares, ids
