@@ -235,6 +235,11 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
         "qk_norm": False, "route_norm": False, "moe_router_use_sigmoid": False, "mlp_layer_types": ["dense", "conv"],
         "first_k_dense_replace": 2, "num_shared_experts": 0,
     },
+    "LagunaForCausalLM": {
+        "gating": "per-layer", "gating_types": ["per-head", "per-element"], "num_attention_heads_per_layer": [4, 5],
+        "mlp_only_layers": [1], "moe_router_logit_softcapping": 30.0, "moe_apply_router_weight_on_input": True,
+        "norm_topk_prob": False, "swa_attention_sink_enabled": True, "mlp_layer_types": ["dense"],
+    },
     "AfmoeForCausalLM": {"score_func": "softmax", "route_norm": False, "n_group": 2, "layer_types": ["conv"] * 2},
     "Cohere2MoeForCausalLM": {
         "expert_selection_fn": "top", "shared_expert_combination_strategy": "max", "mlp_layer_types": ["dense"],

@@ -63,6 +63,7 @@ OWN_NAMES = tuple(
         "ExaoneMoe",
         "HunYuanMoEV1",
         "HYV3",
+        "Laguna",
         "Afmoe",
         "Cohere2Moe",
         "FlexOlmo",
@@ -446,7 +447,7 @@ def test_biases_of_experts_do_not_decay(make_checkpoint: Any, cpu: Device) -> No
 
 
 BALANCED = [("MixtralForCausalLM", {}), ("OlmoeForCausalLM", {}), ("Qwen3MoeForCausalLM", QWEN3), (GPT_OSS, {})]
-BALANCED.append(("MiniMaxM2ForCausalLM", {}))  # whose choice has a correction
+BALANCED += [("LagunaForCausalLM", {}), ("MiniMaxM2ForCausalLM", {})]  # whose choice has a correction
 
 
 @pytest.mark.parametrize(("architecture", "changes"), BALANCED)

@@ -234,7 +234,9 @@ def base_config(architecture: str) -> dict[str, Any]:
     if kind == "mamba2":  # whose class has few of them
         names = {field.name for field in dataclasses.fields(transformers.Mamba2Config)} | {"model_type"}
         found = {key: value for key, value in found.items() if key in names} | {"num_heads": 16, "head_dim": 16}
-    if kind == "mellum" or kind.startswith("gemma4"):  # where transformers takes it for rope_parameters, and fails
+    if kind in ("laguna", "mellum") or kind.startswith(
+        "gemma4"
+    ):  # where transformers takes it for rope_parameters, and fails
         del found["rope_scaling"]
     return found
 

@@ -498,6 +498,23 @@ CASES: dict[str, dict[str, Any]] = {
         "num_shared_experts": 2,
         "mlp_layer_types": ["sparse", "dense"],
     },
+    "laguna": {
+        "architecture": "LagunaForCausalLM",
+        "attention_bias": True,
+        "num_attention_heads_per_layer": [6, 4, 2],
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {**YARN, "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+        },
+    },
+    "laguna_elements": {
+        "architecture": "LagunaForCausalLM",
+        "gating": "per-element",
+        "mlp_layer_types": ["sparse", "dense"],
+        "num_attention_heads_per_layer": None,
+    },
     "exaone_moe": {
         "architecture": "ExaoneMoeForCausalLM",
         "num_shared_experts": 2,

@@ -136,6 +136,14 @@ _OWN: dict[str, dict[str, Any]] = {
         "sliding_window": 7,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "laguna": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 7,
+        "num_attention_heads_per_layer": [4, 6],
+        "shared_expert_intermediate_size": 52,
+        "moe_routed_scaling_factor": 1.5,
+        "rope_theta": None,
+    },
     "afmoe": {
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 7,

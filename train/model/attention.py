@@ -76,7 +76,7 @@ class Attention(Parts):
             q, k, v, gate, rotated = self._queries_keys_values(index, y, inputs, cache)
         else:
             (q, gate), rotated = self._queries(index, y, inputs), True
-        q = q.reshape(rows, tokens, c.num_attention_heads, c.head_dim_of(index))
+        q = q.reshape(rows, tokens, c.heads_of(index), c.head_dim_of(index))
         sinks = self.weights.get(f"model.layers.{index}.self_attn.sinks")
         options: dict[str, Any] = {"scale": scale, "window": c.windows[index], "softcap": c.score_softcap}
         made: Sequence[Tensor] = ()
@@ -91,8 +91,9 @@ class Attention(Parts):
         if c.latent is not None:
             o = o[..., : c.latent.value]
         if c.gate_of_heads and gate is not None:
-            o, gate = o.reshape(rows * tokens, c.num_attention_heads, -1), gate.reshape(rows * tokens, -1, 1)
-        o = o if gate is None else gated(o if c.gate_of_heads else o.reshape(rows * tokens, -1), gate)
+            o, gate = o.reshape(rows * tokens, c.heads_of(index), -1), gate.reshape(rows * tokens, -1, 1)
+        if gate is not None:
+            o = gated(o if c.gate_of_heads else o.reshape(rows * tokens, -1), gate, c.gate_softplus)
         return o.reshape(rows * tokens, -1), made
 
     def _splits_qkv(self, index: int) -> bool:
@@ -117,7 +118,7 @@ class Attention(Parts):
         if self._splits_qkv(index):
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
             if qkv is not None:
-                heads = {"heads": c.num_attention_heads, "kv_heads": c.num_key_value_heads}
+                heads = {"heads": c.heads_of(index), "kv_heads": c.num_key_value_heads}
                 return *F.rope_split(qkv, *tables, **heads, interleaved=c.interleaved), None, True
         q, gate = self._queries(index, y, inputs)
         both = [self._clipped(self._linear(f"{prefix}{part}_proj", y, inputs)) for part in c.keys_of(index)]
@@ -137,7 +138,7 @@ class Attention(Parts):
     def _of_one(self, index: int, y: Tensor, inputs: Inputs, rotate_keys: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q [N, H, D], and k and v [N, G, D], from the one projection `qkv_proj`."""
         c, tables = self.config, self._tables(index, inputs)
-        heads, groups, width = c.num_attention_heads, c.kv_heads_of(index), c.head_dim_of(index)
+        heads, groups, width = c.heads_of(index), c.kv_heads_of(index), c.head_dim_of(index)
         each = heads // groups
         qkv = self._linear(f"model.layers.{index}.{c.qkv_proj}", y, inputs)
         if c.qkv_by_heads:
@@ -155,13 +156,13 @@ class Attention(Parts):
         c, tables = self.config, self._tables(index, inputs)
         q, gate = self._linear(f"model.layers.{index}.{c.attention}.q_proj", y, inputs), None
         if c.attention_gate:
-            q, gate = split_gate(q, c.num_attention_heads, c.head_dim_of(index))
+            q, gate = split_gate(q, c.heads_of(index), c.head_dim_of(index))
         if c.attention_gate_proj:
             gate = self._linear(f"model.layers.{index}.{c.attention_gate_proj}", y, inputs)
         q = self._clipped(q)
         if not c.qk_norm_last:
             q = self._head_norm(index, c.q_norm, q)
-        q = q.reshape(-1, c.num_attention_heads, c.head_dim_of(index))
+        q = q.reshape(-1, c.heads_of(index), c.head_dim_of(index))
         if c.use_rope[index]:
             cos, sin = self._of_queries or tables[:2]
             q = F.rope(q, cos, sin, tables[2], interleaved=c.interleaved)

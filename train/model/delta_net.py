@@ -89,9 +89,9 @@ def _projected(c: LinearAttention, parts: list[Tensor]) -> list[Tensor]:
     return [F.cat((q, k, v), 1), z, b, a]
 
 
-def gated(x: Tensor, gate: Tensor) -> Tensor:
-    """Return x sigmoid(gate), in x's dtype."""
-    return (x * F.sigmoid(gate)).to(x.dtype)
+def gated(x: Tensor, gate: Tensor, by_softplus: bool = False) -> Tensor:
+    """Return x sigmoid(gate), or x softplus(gate), in x's dtype."""
+    return (x * (F.softplus(gate) if by_softplus else F.sigmoid(gate))).to(x.dtype)
 
 
 def split_gate(x: Tensor, heads: int, width: int) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,7 @@ from wgrad.train.model.family_keys import (
 )
 from wgrad.train.model.gemma4_keys import Gemma3nFile, Gemma4File, Gemma4UnifiedFile
 from wgrad.train.model.hy3_keys import Hy3File
+from wgrad.train.model.laguna_keys import LagunaFile
 from wgrad.train.model.latent_keys import (
     DeepseekV2File,
     DeepseekV3File,
@@ -234,6 +235,7 @@ FAMILIES = {
         "hunyuan_v1_moe", HunYuanMoeFile, expert_variants.hunyuan_moe, "hunyuan-moe", "HunYuan, experts"
     ),
     "HYV3ForCausalLM": Family("hy_v3", Hy3File, Hy3File.variant, "", "Hy3"),
+    "LagunaForCausalLM": Family("laguna", LagunaFile, LagunaFile.variant, "", "Laguna"),
     "ArceeForCausalLM": Family("arcee", ArceeFile, variants.ungated, "arcee"),
     "Jais2ForCausalLM": Family("jais2", Jais2File, variants.jais2, "jais2", "Jais 2"),
     "NemotronForCausalLM": Family("nemotron", NemotronFile, variants.nemotron, "nemotron"),

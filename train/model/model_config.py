@@ -61,6 +61,7 @@ class ModelConfig:
         attention_gate: Whether q_proj has a gate of attention's output after each head's queries.
         attention_gate_proj: Path of a projection for such a gate, or "".
         gate_of_heads: Whether that projection has a single number for each head.
+        gate_softplus: Whether the gate's factor is a softplus instead of a sigmoid.
         keys_as_values: Whether each layer uses k_proj's output as values too and has no v_proj.
         kv_sources: Index of the layer whose keys and values each layer uses; () if all use their own.
         latent: Sizes of multi-head latent attention, in all layers. head_dim is then that of queries and keys.
@@ -70,7 +71,7 @@ class ModelConfig:
         linear: Sizes of linear attention, Mamba-2 or a convolution, which layers have instead of attention.
         experts: Sizes of the experts, which layers have instead of an MLP.
         mixing_layers, mlp_layers: Whether each layer has attention or its replacement, and an MLP; () means all.
-        head_dims, kv_heads, mlp_widths: Sizes of each layer, if they differ.
+        heads, head_dims, kv_heads, mlp_widths: Sizes of each layer, if they differ.
         per_layer: Embeddings of each layer.
         altup: Several streams, LAuReL and sparse activations.
         embedding_scale, logit_scale, residual_scale: Factors of embeddings, logits, and terms of the residual stream.
@@ -164,8 +165,10 @@ class ModelConfig:
     attention_gate: bool = field(default=False, repr=False)
     attention_gate_proj: str = field(default="", repr=False)
     gate_of_heads: bool = field(default=False, repr=False)
+    gate_softplus: bool = field(default=False, repr=False)
     latent: LatentAttention | None = field(default=None, repr=False)
     experts: Experts | None = field(default=None, repr=False)
+    heads: tuple[int, ...] = field(default=(), repr=False)
     head_dims: tuple[int, ...] = field(default=(), repr=False)
     kv_heads: tuple[int, ...] = field(default=(), repr=False)
     mlp_widths: tuple[int, ...] = field(default=(), repr=False)
@@ -188,6 +191,9 @@ class ModelConfig:
         """Prefix of the decoder's modules in transformers, and so in PEFT."""
         return MULTIMODAL[self.text_of].in_peft if self.text_of else FAMILIES[self.architecture].in_peft
 
+    def heads_of(self, layer: int) -> int:
+        return self.heads[layer] if self.heads else self.num_attention_heads
+
     def head_dim_of(self, layer: int) -> int:
         return self.head_dims[layer] if self.head_dims else self.head_dim
 
@@ -195,7 +201,7 @@ class ModelConfig:
         return self.kv_heads[layer] if self.kv_heads else self.num_key_value_heads
 
     def q_size_of(self, layer: int) -> int:
-        return self.num_attention_heads * self.head_dim_of(layer)
+        return self.heads_of(layer) * self.head_dim_of(layer)
 
     def kv_size_of(self, layer: int) -> int:
         return self.kv_heads_of(layer) * self.head_dim_of(layer)

@@ -63,7 +63,7 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
         first = {config.gate_up_proj: (2 * ffn, hidden)}
     else:
         first = {**({config.gate_proj: (ffn, hidden)} if config.gated else {}), config.up_proj: (ffn, hidden)}
-    gates = config.num_attention_heads if config.gate_of_heads else q_size
+    gates = config.heads_of(layer) if config.gate_of_heads else q_size
     attention = {
         f"{config.attention}.q_proj": (q_size * (2 if config.attention_gate else 1), hidden),
         **{f"{config.attention}.{part}_proj": (kv_size, hidden) for part in config.keys_of(layer)},
@@ -137,8 +137,8 @@ def mlp_row_bytes(config: ModelConfig, itemsize: int) -> int:
 
 def attention_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     """Return the bytes of attention's outputs in a step: o and lse of all layers."""
-    widths = sum(map(config.q_size_of, range(config.num_hidden_layers)))
-    return tokens * (widths * itemsize + config.num_hidden_layers * config.num_attention_heads * 4)
+    layers = range(config.num_hidden_layers)
+    return tokens * (sum(map(config.q_size_of, layers)) * itemsize + sum(map(config.heads_of, layers)) * 4)
 
 
 def whole_modules(config: ModelConfig) -> WholeModules:
@@ -203,7 +203,7 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
         yield WeightSpec(prefix + name, sizes, "norm")
     yield from _qk_norms(config, layer, prefix)
     if config.sinks:
-        yield WeightSpec(f"{prefix}self_attn.sinks", (config.num_attention_heads,), "bias")
+        yield WeightSpec(f"{prefix}self_attn.sinks", (config.heads_of(layer),), "bias")
     if config.altup is not None:
         for norm in config.altup.norms:
             yield from _norm(config, prefix + norm)
