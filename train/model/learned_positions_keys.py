@@ -11,6 +11,22 @@ from typing import Any, ClassVar
 
 from wgrad.train.model.config_file import ConfigFile, Count, Epsilon, Positions, Vocabulary, Width, check_layers
 
+# `ModelConfig` fields that name tensors of GPT-2, and of GPT-Neo where they are called the same.
+_GPT2_NAMES: Mapping[str, Any] = {
+    "position_table": "model.wpe",
+    "up_proj": "mlp.c_fc",
+    "down_proj": "mlp.c_proj",
+    "attention_norm": "ln_1",
+    "mlp_norm": "ln_2",
+    "final_norm": "model.ln_f",
+    "embedding": "model.wte",
+    "file_names": (
+        ("model.embed_tokens.", ("transformer.wte.", "wte.")),
+        ("model.layers.", ("transformer.h.", "h.")),
+        ("model.ln_f.", ("transformer.ln_f.", "ln_f.")),
+        ("model.wpe.", ("transformer.wpe.", "wpe.")),
+    ),
+}
 _KINDS = ("global", "local")  # of layers of GPT-Neo, without and with a window
 
 
@@ -88,26 +104,14 @@ class Gpt2File(LearnedPositionsFile, kw_only=True):
             "rms_norm_eps": self.layer_norm_epsilon,
             "intermediate_size": self.n_inner or 4 * self.hidden_size,
             "score_scale": 0.0 if self.scale_attn_weights else 1.0,
-            "position_table": "model.wpe",
+            **_GPT2_NAMES,
             "transposed": True,
             "qkv_proj": "attn.c_attn",
             "qkv_by_heads": False,
             "o_proj": "attn.c_proj",
-            "up_proj": "mlp.c_fc",
-            "down_proj": "mlp.c_proj",
-            "attention_norm": "ln_1",
-            "mlp_norm": "ln_2",
             "qkv_bias": True,
             "o_bias": True,
             "mlp_bias": True,
-            "final_norm": "model.ln_f",
-            "embedding": "model.wte",
-            "file_names": (
-                ("model.embed_tokens.", ("transformer.wte.", "wte.")),
-                ("model.layers.", ("transformer.h.", "h.")),
-                ("model.ln_f.", ("transformer.ln_f.", "ln_f.")),
-                ("model.wpe.", ("transformer.wpe.", "wpe.")),
-            ),
         }
 
 
@@ -212,23 +216,11 @@ class GptNeoFile(LearnedPositionsFile, kw_only=True):
             "intermediate_size": self.intermediate_size or 4 * self.hidden_size,
             "windows": tuple(self.window_size if kind == _KINDS[1] else 0 for kind in self.kinds),
             "score_scale": 1.0,
-            "position_table": "model.wpe",
+            **_GPT2_NAMES,
             "attention": "attn.attention",
             "o_proj": "attn.attention.out_proj",
             "o_bias": True,
-            "up_proj": "mlp.c_fc",
-            "down_proj": "mlp.c_proj",
-            "attention_norm": "ln_1",
-            "mlp_norm": "ln_2",
             "mlp_bias": True,
-            "final_norm": "model.ln_f",
-            "embedding": "model.wte",
-            "file_names": (
-                ("model.embed_tokens.", ("transformer.wte.", "wte.")),
-                ("model.layers.", ("transformer.h.", "h.")),
-                ("model.ln_f.", ("transformer.ln_f.", "ln_f.")),
-                ("model.wpe.", ("transformer.wpe.", "wpe.")),
-            ),
         }
 
 
