@@ -19,7 +19,19 @@ from wgrad.train.model.multimodal import MULTIMODAL
 NOT_THERE = {
     **dict.fromkeys(("Cwm", "NanoChat", "GPTJ", "GPTNeo", "OlmoHybrid", "OPT", "VaultGemma"), "not in llama.cpp"),
     **dict.fromkeys(
-        ("GraniteSWA", "GraniteMoeSWA", "Cohere2Moe", "FlexOlmo", "HYV3", "Laguna", "Lfm3", "Mellum", "Youtu"),
+        (
+            "GraniteSWA",
+            "GraniteMoeSWA",
+            "Cohere2Moe",
+            "FlexOlmo",
+            "Flint",
+            "HYV3",
+            "Kolibri1",
+            "Laguna",
+            "Lfm3",
+            "Mellum",
+            "Youtu",
+        ),
         "not in the `gguf` package",
     ),
     **dict.fromkeys(("SolarOpen", "Llama4"), "not yet"),

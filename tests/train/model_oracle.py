@@ -92,6 +92,7 @@ def load_oracle(folder: Path) -> Any:
     eager = config.model_type in (
         "gemma2",
         "vaultgemma",
+        "flint",
         "granite_swa",
         "granitemoe_swa",
         "gpt_oss",

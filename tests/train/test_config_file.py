@@ -235,6 +235,8 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
         "qk_norm": False, "route_norm": False, "moe_router_use_sigmoid": False, "mlp_layer_types": ["dense", "conv"],
         "first_k_dense_replace": 2, "num_shared_experts": 0,
     },
+    "FlintForCausalLM": {"layer_types": ["conv"] * 2, "sliding_window": None, "num_experts_per_tok": 6},
+    "Kolibri1ForCausalLM": {"layer_types": ["conv"] * 2, "sliding_window": None, "num_experts_per_tok": 6},
     "LagunaForCausalLM": {
         "gating": "per-layer", "gating_types": ["per-head", "per-element"], "num_attention_heads_per_layer": [4, 5],
         "mlp_only_layers": [1], "moe_router_logit_softcapping": 30.0, "moe_apply_router_weight_on_input": True,
@@ -593,7 +595,7 @@ def test_infinity_as_python_writes_it(make_checkpoint: Any, tmp_path: Path) -> N
 
 
 # Families whose layers are all dense if a file has 0 experts.
-MAY_HAVE_NO_EXPERTS = {f"{name}ForCausalLM" for name in ("Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe")}
+MAY_HAVE_NO_EXPERTS = {f"{name}ForCausalLM" for name in ("Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe", "Flint")}
 
 
 @pytest.mark.parametrize("name", sorted(name for name in FAMILIES if issubclass(FAMILIES[name].keys, ExpertsFile)))

@@ -63,6 +63,8 @@ OWN_NAMES = tuple(
         "ExaoneMoe",
         "HunYuanMoEV1",
         "HYV3",
+        "Flint",
+        "Kolibri1",
         "Laguna",
         "Afmoe",
         "Cohere2Moe",
@@ -447,7 +449,11 @@ def test_biases_of_experts_do_not_decay(make_checkpoint: Any, cpu: Device) -> No
 
 
 BALANCED = [("MixtralForCausalLM", {}), ("OlmoeForCausalLM", {}), ("Qwen3MoeForCausalLM", QWEN3), (GPT_OSS, {})]
-BALANCED += [("LagunaForCausalLM", {}), ("MiniMaxM2ForCausalLM", {})]  # whose choice has a correction
+BALANCED += [
+    ("LagunaForCausalLM", {}),
+    ("FlintForCausalLM", {}),
+    ("MiniMaxM2ForCausalLM", {}),
+]  # whose choice has a correction
 
 
 @pytest.mark.parametrize(("architecture", "changes"), BALANCED)

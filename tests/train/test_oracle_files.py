@@ -143,7 +143,7 @@ EPSILONS = {
 }
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MLP_WIDTH = {"granitemoehybrid": "shared_intermediate_size", "qwen3_5_moe_text": "moe_intermediate_size"}
-MLP_WIDTH["solar_open"] = "moe_intermediate_size"
+MLP_WIDTH["solar_open"] = MLP_WIDTH["kolibri1"] = "moe_intermediate_size"
 MLP_WIDTH |= {
     "llama4_text": "intermediate_size_mlp",
     "falcon": "ffn_hidden_size",
@@ -256,7 +256,9 @@ def _rotates(theirs: Any) -> list[bool]:
     if theirs.model_type == "cohere2_moe":
         dense = [kind == "dense" and theirs.prefix_dense_sliding_window_pattern == 1 for kind in theirs.mlp_layer_types]
         return [(kind and theirs.sliding_window is not None) or own for kind, own in zip(slides, dense)]
-    if theirs.model_type == "afmoe":
+    if theirs.model_type == "kolibri1":
+        return [kind or theirs.sliding_window is None for kind in slides]
+    if theirs.model_type in ("afmoe", "flint"):
         return slides
     if theirs.model_type in ("nemotron_h", "mamba2", "gpt2", "gpt_bigcode", "gpt_neo", "opt"):
         return [False] * theirs.num_hidden_layers

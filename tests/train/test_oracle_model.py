@@ -515,6 +515,16 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["sparse", "dense"],
         "num_attention_heads_per_layer": None,
     },
+    "flint": {"architecture": "FlintForCausalLM", "attention_bias": True},
+    "flint_softer": {
+        "architecture": "FlintForCausalLM",
+        "num_hidden_layers": 7,
+        "layer_types": None,
+        "mlp_only_layers": None,
+        "norm_topk_prob": False,
+    },
+    "kolibri1": {"architecture": "Kolibri1ForCausalLM", "num_hidden_layers": 6, "layer_types": None},
+    "kolibri1_normalized": {"architecture": "Kolibri1ForCausalLM", "norm_topk_prob": True},
     "exaone_moe": {
         "architecture": "ExaoneMoeForCausalLM",
         "num_shared_experts": 2,

@@ -136,6 +136,15 @@ _OWN: dict[str, dict[str, Any]] = {
         "sliding_window": 7,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    **dict.fromkeys(
+        ("flint", "kolibri1"),
+        {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 7,
+            "shared_expert_intermediate_size": 52,
+            "mlp_only_layers": [1],
+        },
+    ),
     "laguna": {
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 7,

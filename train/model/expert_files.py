@@ -61,6 +61,7 @@ LAYOUTS = {
     "hunyuan": Layout("mlp.gate.wg.weight", _EACH),
     "hy3": Layout("mlp.router.gate.weight", _EACH, correction="mlp.expert_bias"),
     "laguna": Layout("mlp.gate.weight", _EACH, correction="mlp.experts.e_score_correction_bias"),
+    "kolibri1": Layout("mlp.gate.weight", _EACH, correction="moe.router.expert_bias"),
     "lfm2": Layout("feed_forward.gate.weight", _numbered("feed_forward")),
     "afmoe": Layout("mlp.router.gate.weight", _EACH),
     "granite_swa": Layout(

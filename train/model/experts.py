@@ -34,6 +34,7 @@ class Experts:
         sigmoid: Whether the router's scores are sigmoids instead of a softmax.
         correction: Path of the numbers that are added to scores to choose experts; "": none.
         correction_rows: Whether `correction` has shape [1, count].
+        corrects_logits: Whether it is added to logits instead.
         normalize_eps: Added to the sum by which the chosen sigmoids are divided.
         mixer: If not 0, the two best experts' shares follow SparseMixer: each is a softmax over the remaining experts
             whose logits are within this fraction of its own.
@@ -73,6 +74,7 @@ class Experts:
     sigmoid: bool = field(default=False, repr=False)
     correction: str = field(default="", repr=False)
     correction_rows: bool = field(default=False, repr=False)
+    corrects_logits: bool = field(default=False, repr=False)
     normalize_eps: float = field(default=0.0, repr=False)
     mixer: float = field(default=0.0, repr=False)
     scales_input: bool = field(default=False, repr=False)

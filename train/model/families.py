@@ -48,6 +48,7 @@ from wgrad.train.model.family_keys import (
     Qwen3File,
     SmolLM3File,
 )
+from wgrad.train.model.flint_keys import FlintFile, Kolibri1File
 from wgrad.train.model.gemma4_keys import Gemma3nFile, Gemma4File, Gemma4UnifiedFile
 from wgrad.train.model.hy3_keys import Hy3File
 from wgrad.train.model.laguna_keys import LagunaFile
@@ -235,6 +236,8 @@ FAMILIES = {
         "hunyuan_v1_moe", HunYuanMoeFile, expert_variants.hunyuan_moe, "hunyuan-moe", "HunYuan, experts"
     ),
     "HYV3ForCausalLM": Family("hy_v3", Hy3File, Hy3File.variant, "", "Hy3"),
+    "FlintForCausalLM": Family("flint", FlintFile, FlintFile.variant, "", "Flint"),
+    "Kolibri1ForCausalLM": Family("kolibri1", Kolibri1File, Kolibri1File.variant, "", "Kolibri 1"),
     "LagunaForCausalLM": Family("laguna", LagunaFile, LagunaFile.variant, "", "Laguna"),
     "ArceeForCausalLM": Family("arcee", ArceeFile, variants.ungated, "arcee"),
     "Jais2ForCausalLM": Family("jais2", Jais2File, variants.jais2, "jais2", "Jais 2"),

@@ -62,7 +62,9 @@ def _mixed(logits: Tensor, reach: float) -> tuple[Tensor, Array]:
 def _corrected(experts: Experts, logits: Tensor, correction: Any) -> Array:
     """Return the scores that choose experts, float32 [T, E], without gradient; _NEVER outside of the best groups."""
     with no_grad():
-        found = F.sigmoid(logits) if experts.sigmoid else logits.softmax(-1)
+        found = logits
+        if not experts.corrects_logits:
+            found = F.sigmoid(logits) if experts.sigmoid else logits.softmax(-1)
         if correction is not None:
             bias = correction if isinstance(correction, Tensor) else Tensor(correction, logits.device)
             found = found + bias.reshape(1, experts.count)
