@@ -51,7 +51,7 @@ pytestmark = pytest.mark.oracle
 
 # ---- adapters ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("architecture", "rslora"), [(name, i % 2 == 1) for i, name in enumerate(FAMILIES)])
-def test_peft_loads_our_adapter(
+def test_peft_loads_our_adapter_and_we_load_what_it_saves(
     architecture: str, rslora: bool, make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:
     folder = make_checkpoint(architecture)
@@ -68,15 +68,18 @@ def test_peft_loads_our_adapter(
         rank_pattern={f"1.{config.qkv_proj or f'{config.attention}.{query}'}": 3},
         alpha_pattern={config.down_proj.partition(".")[2]: 20.0},
     )
-    save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(folder), config.in_peft)
+    arrays = random_adapter(lora, linear_modules(config))
+    save_adapter(tmp_path / "adapter", lora, arrays, str(folder), config.in_peft)
     ids = random_ids()
     ours = our_logits(
         build_frozen(config, folder, device, positions=64, adapter=str(tmp_path / "adapter"), quantize=False), ids
     )
-    true, plain = (
-        their_logits(peft.PeftModel.from_pretrained(their_base(folder, dtype), tmp_path / "adapter").to(dtype), ids)
-        for dtype in (torch.float64, torch.float32)
-    )
+    theirs = peft.PeftModel.from_pretrained(their_base(folder, torch.float32), tmp_path / "adapter")
+    theirs.save_pretrained(tmp_path / "again")
+    again, read = load_adapter(tmp_path / "again", *adaptable(config))
+    assert read.keys() == arrays.keys() and all(np.array_equal(read[name], arrays[name]) for name in arrays)
+    assert [again.rank_of(m) for m in linear_modules(config)] == [lora.rank_of(m) for m in linear_modules(config)]
+    plain, true = (their_logits(theirs.to(dtype), ids) for dtype in (torch.float32, torch.float64))
     assert distance(plain, their_logits(their_base(folder), ids)) > 0.1  # the adapter does something
     assert distance(ours, true) <= 3 * distance(plain, true)  # of other weights' seeds it is 0.5 to 2.2
 
