@@ -526,6 +526,15 @@ def test_what_old_versions_left_in_files_is_not_used_and_not_refused(make_checkp
     assert open_files(folder, load_model_config(folder))[1].tie_word_embeddings
 
 
+def test_a_shared_expert_of_no_width_is_none(make_checkpoint: Any) -> None:
+    """transformers writes its weights, which have no elements."""
+    folder = make_checkpoint("DeepseekV3ForCausalLM", n_shared_experts=0)
+    parts = {"gate_proj": (0, 48), "up_proj": (0, 48), "down_proj": (48, 0)}
+    shared = {f"model.layers.1.mlp.shared_experts.{part}.weight": shape for part, shape in parts.items()}
+    add(folder, {name: np.empty(shape, np.float32) for name, shape in shared.items()})
+    assert shared.keys() <= open_files(folder, load_model_config(folder))[0].entries.keys()
+
+
 def test_layers_that_predict_several_tokens_at_once_are_left_out(make_checkpoint: Any) -> None:
     """They are the last layers; config.json has their number."""
     for extra, number, fits in ((1, 2, True), (1, 3, False), (0, 2, False)):

@@ -187,12 +187,10 @@ class ModelFiles:
 
     def _check_unused(self, config: ModelConfig) -> None:
         """Raise WgradError if the files have tensors that the model does not use, since it is another model then."""
-        used = {EMBEDDING, HEAD}
-        for spec in weight_specs(config):
-            used.add(spec.name)
-            if is_nf4(self.entries, spec.name):
-                used |= {spec.name + suffix for suffix in NF4_PARTS}
-        unused = [one_line(n) for n in self.entries if n not in used and not is_left_over(n, config)]
+        used = {EMBEDDING, HEAD, *(spec.name for spec in weight_specs(config))}
+        used |= {name + suffix for name in used if is_nf4(self.entries, name) for suffix in NF4_PARTS}
+        filled = (n for n, entry in self.entries.items() if 0 not in entry.shape)  # no shared expert has a width of 0
+        unused = [one_line(n) for n in filled if n not in used and not is_left_over(n, config)]
         if unused:
             listed = ", ".join(unused[:_MOST_LISTED])
             listed += f" and {len(unused) - _MOST_LISTED} more" if len(unused) > _MOST_LISTED else ""
