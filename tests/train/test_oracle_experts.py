@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -26,8 +27,9 @@ from tests.train.peft_oracle import (
     their_base,
     their_logits,
     torch,
+    transformers,
 )
-from tests.train.tiny_models import GEMMA4_EXPERTS
+from tests.train.tiny_models import GEMMA4_EXPERTS, tiny_config
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Device
@@ -36,8 +38,9 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
+from wgrad.train.model.families import FAMILIES as TABLE
 from wgrad.train.model.inputs import whole_inputs
-from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear_modules, lora_shapes
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.router import choose
@@ -453,6 +456,7 @@ BALANCED += [
     ("LagunaForCausalLM", {}),
     ("FlintForCausalLM", {}),
     ("MiniMaxM2ForCausalLM", {}),
+    ("Ernie4_5_MoeForCausalLM", {"moe_layer_start_index": 0}),
 ]  # whose choice has a correction
 
 
@@ -492,6 +496,19 @@ def test_the_load_balancing_loss_is_that_of_transformers(
     with no_grad():  # what is held out is measured without
         plain = float(model.loss(inputs).numpy()[0]) / count
     assert plain == pytest.approx(float(found.loss - 0.7 * found.aux_loss), rel=1e-5)
+
+
+def test_a_config_asks_for_the_load_balancing_loss_where_transformers_has_one() -> None:
+    asked = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+    compared = 0
+    for architecture, family in TABLE.items():
+        experts = parse_model_config(tiny_config(architecture, **asked)).experts
+        if experts is not None:
+            kind = transformers.CONFIG_MAPPING[family.model_type].__module__
+            theirs = importlib.import_module(kind.replace(".configuration_", ".modeling_"))
+            assert (experts.balance == 0.5) == hasattr(theirs, "load_balancing_loss_func"), architecture
+            compared += 1
+    assert compared > 28
 
 
 def test_only_fine_tuning_of_experts_has_a_load_balancing_loss(make_checkpoint: Any, cpu: Device) -> None:

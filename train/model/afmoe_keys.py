@@ -32,6 +32,7 @@ class AfmoeFile(ExpertsFile, kw_only=True):
         **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), (None, 1)),
     }
     usual_experts: ClassVar[int] = 64
+    balanced: ClassVar[bool] = False  # a bias balances the experts instead
     vocab_size: Vocabulary = 200_192
     hidden_size: Width = 2048
     intermediate_size: Width = 6144
@@ -54,11 +55,6 @@ class AfmoeFile(ExpertsFile, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
-
-    @property
-    def balance(self) -> float:
-        """Return 0: experts are balanced by their bias instead of a loss."""
-        return 0.0
 
     @property
     def slides(self) -> tuple[bool, ...]:

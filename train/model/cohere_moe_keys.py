@@ -32,6 +32,7 @@ class Cohere2MoeFile(ExpertsFile, kw_only=True):
     """
 
     usual_experts: ClassVar[int] = 8
+    balanced: ClassVar[bool] = False
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "shared_expert_combination_strategy": ("average", "sum"),
         "expert_selection_fn": ("softmax", "sigmoid"),
@@ -66,11 +67,6 @@ class Cohere2MoeFile(ExpertsFile, kw_only=True):
         super().__post_init__()
         check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
         check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
-
-    @property
-    def balance(self) -> float:
-        """Factor of the load-balancing loss: 0, since transformers has none."""
-        return 0.0
 
     @property
     def dense(self) -> tuple[bool, ...]:

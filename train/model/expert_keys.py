@@ -36,11 +36,13 @@ class ExpertsFile(ConfigFile, kw_only=True):
         count_keys: Keys that give it: that of transformers' class behind its other names, which overwrite it. The first
             that the file has counts.
         may_be_none: Whether 0 experts make every layer dense; else there must be one.
+        balanced: Whether transformers adds a load-balancing loss if it returns the router's logits.
     """
 
     usual_experts: ClassVar[int] = 8
     count_keys: ClassVar[tuple[str, ...]] = ("num_experts", "num_local_experts")
     may_be_none: ClassVar[bool] = False
+    balanced: ClassVar[bool] = True
     num_experts: ExpertCount | None = None
     num_local_experts: ExpertCount | None = None
     num_experts_per_tok: ChosenCount = 2
@@ -65,7 +67,7 @@ class ExpertsFile(ConfigFile, kw_only=True):
     @property
     def balance(self) -> float:
         """Return the weight of the load-balancing loss, which transformers uses if it returns the router's logits."""
-        return self.router_aux_loss_coef or 0.0 if self.output_router_logits else 0.0
+        return self.router_aux_loss_coef or 0.0 if self.output_router_logits and self.balanced else 0.0
 
 
 class MixtralFile(ExpertsFile, kw_only=True):
@@ -147,6 +149,7 @@ class HunYuanMoeFile(ExpertsFile, kw_only=True):
         "use_mixed_mlp_moe": (None, True),
     }  # fmt: skip
     usual_experts: ClassVar[int] = 1
+    balanced: ClassVar[bool] = False
     vocab_size: Vocabulary = 290_943
     rms_norm_eps: Epsilon = 1e-5
     attention_bias: bool = False

@@ -73,6 +73,7 @@ class FlintFile(Qwen3MoeFile, kw_only=True):
 
 class Kolibri1File(ExpertsFile, kw_only=True):
     usual_experts: ClassVar[int] = 384
+    balanced: ClassVar[bool] = False  # a bias balances the experts instead
     count_keys: ClassVar[tuple[str, ...]] = ("num_local_experts", "num_experts")
     vocab_size: Vocabulary = 128_000
     hidden_size: Width = 2560
@@ -95,11 +96,6 @@ class Kolibri1File(ExpertsFile, kw_only=True):
         check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
         if self.sliding_window is None and self.layer_types is None:
             raise ValueError("sliding_window must be a number where layer_types is missing; got none")
-
-    @property
-    def balance(self) -> float:
-        """Return 0: experts are balanced by their bias instead of a loss."""
-        return 0.0
 
     def variant(self) -> dict[str, Any]:
         """Return the `ModelConfig` fields of Kolibri 1: norms of outputs, and a correction of logits."""

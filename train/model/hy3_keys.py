@@ -26,6 +26,7 @@ class Hy3File(ExpertsFile, kw_only=True):
     }
     count_keys: ClassVar[tuple[str, ...]] = ("num_local_experts", "num_experts")
     usual_experts: ClassVar[int] = 192
+    balanced: ClassVar[bool] = False  # a bias balances the experts instead
     default_theta: ClassVar[float] = 11_158_840.0
     vocab_size: Vocabulary = 120_832
     intermediate_size: Width = 13_312
@@ -47,11 +48,6 @@ class Hy3File(ExpertsFile, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
-
-    @property
-    def balance(self) -> float:
-        """Return 0: experts are balanced by their bias instead of a loss."""
-        return 0.0
 
     def variant(self) -> dict[str, Any]:
         """Return the `ModelConfig` fields of Hy3: norms of heads, and DeepSeek-V3's scores without groups."""

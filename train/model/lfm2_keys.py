@@ -86,6 +86,7 @@ class Lfm2MoeFile(ExpertsFile, kw_only=True):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"conv_bias": (None, False)}
     default_theta: ClassVar[float] = 1_000_000.0
     usual_experts: ClassVar[int] = 32
+    balanced: ClassVar[bool] = False  # a bias balances the experts instead
     vocab_size: Vocabulary = 65_536
     hidden_size: Width = 2048
     intermediate_size: Width = 7168
@@ -113,11 +114,6 @@ class Lfm2MoeFile(ExpertsFile, kw_only=True):
         _check_kinds(self.layer_types, self.num_hidden_layers)
         if self.tie_embedding is not None:
             self.tie_word_embeddings = self.tie_embedding
-
-    @property
-    def balance(self) -> float:
-        """Factor of the load-balancing loss: 0, since a bias balances the experts instead."""
-        return 0.0
 
     def variant(self) -> dict[str, Any]:
         """Return the `ModelConfig` fields of LFM2 with experts, which sigmoids choose; the first layers have an MLP."""

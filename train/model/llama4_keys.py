@@ -28,6 +28,7 @@ class Llama4File(ExpertsFile, kw_only=True):
     default_theta: ClassVar[float] = 500_000.0
     count_keys: ClassVar[tuple[str, ...]] = ("num_local_experts",)
     usual_experts: ClassVar[int] = 16
+    balanced: ClassVar[bool] = False
     vocab_size: Vocabulary = 202_048
     hidden_size: Width = 5120
     intermediate_size: Width = 8192

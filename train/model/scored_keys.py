@@ -39,6 +39,7 @@ class ScoredFile(ExpertsFile, kw_only=True):
     """Keys of DeepSeek-V3's router and experts."""
 
     count_keys: ClassVar[tuple[str, ...]] = ("num_local_experts", "n_routed_experts")
+    balanced: ClassVar[bool] = False  # the correction balances the experts instead
     n_routed_experts: ExpertCount | None = None
     n_shared_experts: SharedCount | None = None
     n_group: Count | None = 1
@@ -51,11 +52,6 @@ class ScoredFile(ExpertsFile, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_groups(self.experts, self.n_group or 1, self.topk_group or 1, self.num_experts_per_tok)
-
-    @property
-    def balance(self) -> float:
-        """Factor of the load-balancing loss: 0, since the correction balances the experts instead."""
-        return 0.0
 
     def sparse_layers(self) -> tuple[bool, ...]:
         """Return for each layer whether it has experts."""
