@@ -114,14 +114,14 @@ def read_object(path: Path) -> bytes:
     if path.parent.name in GENERIC:
         check, image = image[-4:], _difference(image[:-4], _twins(path))
         if zlib.crc32(image).to_bytes(4, "little") != check:
-            raise DeviceError(f"the code object {path} is damaged (it was made with another twin); install wgrad again")
+            raise _damaged(path, "it was made with another twin")
     return image
 
 
 def _twins(path: Path) -> bytes:
     twin = path.parents[1] / GENERIC[path.parent.name] / path.name
     if not twin.is_file():
-        raise DeviceError(f"the code object {path} is damaged ({twin} is missing, a part of it); install wgrad again")
+        raise _damaged(path, f"{twin} is missing, a part of it")
     return read_object(twin)
 
 
@@ -140,8 +140,12 @@ def decompress(data: bytes, where: str) -> bytes:
     except (lzma.LZMAError, EOFError) as error:
         image, problem = b"", str(error)
     if problem:
-        raise DeviceError(f"the code object {where} is damaged ({problem}); install wgrad again")
+        raise _damaged(where, problem)
     return image
+
+
+def _damaged(where: object, problem: str) -> DeviceError:
+    return DeviceError(f"the code object {where} is damaged ({problem}); install wgrad again")
 
 
 def find_object(folder: Path, architecture: str, source: str) -> Path | None:
