@@ -76,7 +76,7 @@ def test_layers_of_a_kind_take_the_same_memory(
 
 
 def test_layers_with_other_adapters_are_of_another_kind() -> None:
-    """Adapters that --adapter continues may have a rank of their own in a layer, or none."""
+    """Adapters that --adapter continues may have a rank of their own in a layer, or none. A reference pass has none."""
     cpu = ReferenceDevice()
 
     def module(rank: int) -> LoraModule:
@@ -84,7 +84,9 @@ def test_layers_with_other_adapters_are_of_another_kind() -> None:
 
     modules = {f"model.layers.{index}.self_attn.q_proj": module(rank) for index, rank in enumerate((4, 4, 2))}
     fixed = {"config": parse_model_config(tiny_config(num_hidden_layers=4)), "weights": {}, "dequantized": {}}
-    model = SimpleNamespace(**fixed, adapter=SimpleNamespace(modules=modules), kinds={}, recomputed=0, kept=NOTHING)
+    model = SimpleNamespace(**fixed, adapter=None, kinds=(None, {}), recomputed=0, kept=NOTHING)
+    assert len({layer_kind(model, index) for index in range(4)}) == 1
+    model.adapter = SimpleNamespace(modules=modules)
     kinds = [layer_kind(model, index) for index in range(4)]
     assert kinds[0] == kinds[1] and len({*kinds}) == 3
 

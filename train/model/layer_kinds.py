@@ -15,10 +15,12 @@ _LAYERS = "model.layers."
 
 def layer_kind(model: Any, index: int) -> Hashable:
     """Return a layer's kind: all that the memory of its passes depends on, besides the arguments. model: a `Model`."""
-    if not model.kinds:
-        model.kinds.update(_kinds(model))
+    adapter, kinds = model.kinds
+    if not kinds or adapter is not model.adapter:  # as in a pass of the base model alone
+        kinds = _kinds(model)
+        model.kinds = model.adapter, kinds
     recomputed = model.recomputed
-    return model.kinds[index], index < recomputed, model.kept.chunks(index, recomputed), model.dequantized.get(index)
+    return kinds[index], index < recomputed, model.kept.chunks(index, recomputed), model.dequantized.get(index)
 
 
 def listed(part: Any, layers: int) -> list[tuple[Any, ...]]:

@@ -35,7 +35,7 @@ class Parts:
         self.dtype, self.keep_norms = np.dtype(dtype), keep_norms
         self.watch: Callable[[str, Tensor], object] = lambda module, x: None  # called with each projection's input
         self._constants: dict[tuple[int, int], Array] = {}
-        self.kinds: dict[int, str] = {}  # of layers (layer_kinds.py)
+        self.kinds: tuple[Adapter | None, dict[int, str]] = None, {}  # of layers, with this adapter (layer_kinds.py)
         self.dequantized: dict[int, tuple[str, ...]] = {}  # modules of each layer whose weights are kept dequantized
 
     def _norm(self, prefix: str, norm: str, h: Tensor) -> tuple[Tensor, Tensor]:
