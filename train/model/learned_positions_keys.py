@@ -209,7 +209,6 @@ class GptNeoFile(LearnedPositionsFile, kw_only=True):
 
     def variant(self) -> dict[str, Any]:
         """Return the `ModelConfig` fields of GPT-Neo (Black et al., 2021), whose scores are not scaled."""
-        assert self.num_hidden_layers
         return {
             **super().variant(),
             "rms_norm_eps": self.layer_norm_epsilon,
