@@ -163,7 +163,7 @@ class Pool:
         wanted = max(16, (nbytes + 15) // 16 * 16) if self._exact else size_class(nbytes)
         if self._forgot:
             self._free_forgotten()
-        block = None if self._placed is None else self._as_rehearsed(wanted)
+        block = None if self._placed is None else self._as_rehearsed(self._placed, wanted)
         try:
             block = block or self._find(wanted)
         except OutOfMemory:
@@ -218,12 +218,10 @@ class Pool:
             insort(free, entry)
         return None
 
-    def _as_rehearsed(self, wanted: int) -> Block | None:
+    def _as_rehearsed(self, placed: _Placed, wanted: int) -> Block | None:
         """Return the block of a rehearsed recording's placement for the next array. None: the array differs from the
         rehearsal, the block is in use for longer than there, or there is no room for it."""
-        placed = self._placed
-        number = None if placed is None else placed.next(wanted)
-        if placed is None or number is None:
+        if (number := placed.next(wanted)) is None:
             return None
         if number in placed.blocks:
             return self._take_back(placed.blocks[number])
