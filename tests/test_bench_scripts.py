@@ -91,3 +91,22 @@ def test_peers_run_both_ways_and_name_their_least_memory(
     assert [row["work"] for row in rows] == ["tiny"] * 3
     assert "out of memory" in capsys.readouterr().out
     assert module["peers"]("smollm2-135m", [1], args, report) == {}
+
+
+def test_steps_on_more_gpus_are_predicted_from_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The measured step of two GPUs is met, and a slow network shows with several hosts alone."""
+    monkeypatch.syspath_prepend(BENCH)
+    found = []
+    for network in ("12.5", "0.5"):
+        monkeypatch.setattr(sys, "argv", ["predict_ranks.py", "--network", network])
+        runpy.run_path(str(BENCH / "predict_ranks.py"), run_name="__main__")
+        rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+        found.append({(row[0].strip("| "), int(row[1])): (float(row[2]), row[4].strip(" |")) for row in rows})
+    fast, slow = found
+    for work in ("llama-3.2-1b", "llama-3.1-8b"):
+        taken, measured = fast[work, 2]
+        assert taken == pytest.approx(float(measured), rel=0.02)
+        assert fast[work, 8][0] == pytest.approx(taken, rel=0.01) and fast[work, 8] == slow[work, 8]
+        assert fast[work, 8][0] < fast[work, 64][0] < slow[work, 64][0]
