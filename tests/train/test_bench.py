@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -276,6 +277,19 @@ def test_long_steps_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> Non
     clock = iter(range(0, 10_000, 10))
     monkeypatch.setattr(against_cpu.time, "perf_counter", lambda: float(next(clock)))
     assert against_cpu.seconds_of(lambda: calls.append(0.0)) == 10 and len(calls) == 2
+
+
+def test_steps_are_timed_at_the_full_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It rises while the GPU works; a compilation leaves it low."""
+    clock = SimpleNamespace(now=0.0, worked=0.0)
+    monkeypatch.setattr(against_cpu.time, "perf_counter", lambda: clock.now)
+
+    def step() -> None:
+        seconds = 0.01 if clock.worked > 0.3 else 0.06
+        clock.worked += seconds
+        clock.now += seconds
+
+    assert against_cpu.seconds_of(step) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(

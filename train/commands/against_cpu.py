@@ -30,6 +30,7 @@ RANK, TOKENS, LEARNING_RATE = 8, 512, 1e-4
 _SHAPES = {"tiny": ("tiny",), "small": ("smollm2-135m",)}  # by --size
 _ALL = ("smollm2-135m", "tinyllama-1.1b")
 _SETTLE_STEPS, _SAMPLES, _MOST_SECONDS = 3, 5, 5.0
+_SETTLE_SECONDS = 1.0  # a GPU that idles has a sixth of its clock
 _GPU, _NUMPY, _TORCH = "device", "NumPy", "torch"
 
 
@@ -117,18 +118,21 @@ def torch_sizes(shape: Shape) -> dict[str, Any]:
 
 
 def seconds_of(step: Callable[[], None]) -> float:
-    """Return the median seconds of a step, after a few to compile and record; slow steps are timed fewer times."""
-    samples = list[float]()
-    begun = time.perf_counter()
-    for settle in (True, False):
-        for done in range(_SETTLE_STEPS if settle else _SAMPLES):
-            if done and time.perf_counter() - begun > _MOST_SECONDS:
-                break
-            start = time.perf_counter()
-            step()
-            if not settle:
-                samples.append(time.perf_counter() - start)
-        begun = time.perf_counter()
+    """Return the median seconds of a step, after a few to compile, record and raise a GPU's clock.
+
+    Slow steps are timed fewer times.
+    """
+    begun, done = time.perf_counter(), 0
+    while done < _SETTLE_STEPS or time.perf_counter() - begun < _SETTLE_SECONDS:
+        if done and time.perf_counter() - begun > _MOST_SECONDS:
+            break
+        step()
+        done += 1
+    samples, begun = list[float](), time.perf_counter()
+    while len(samples) < _SAMPLES and not (samples and time.perf_counter() - begun > _MOST_SECONDS):
+        start = time.perf_counter()
+        step()
+        samples.append(time.perf_counter() - start)
     return median_spread(samples).seconds
 
 
