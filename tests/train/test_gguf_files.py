@@ -168,8 +168,9 @@ def test_types_that_are_not_read_are_listed(checkpoints: Any) -> None:
 
 
 def refuse_model(folder: Path, message: str) -> None:
-    with pytest.raises(WgradError, match=message):
+    with pytest.raises(WgradError, match=message) as caught:
         ModelFiles(folder).check(load_model_config(folder))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_file_is_refused(checkpoints: Any) -> None:
@@ -178,6 +179,11 @@ def test_a_damaged_file_is_refused(checkpoints: Any) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     refused(r"model.gguf is cut off or damaged \(.*\): fetch the file again")
+    for size, byte in ((7, 4), (23, 8)):  # within the version, within a count
+        path.write_bytes(whole[:size])
+        refused(
+            f"model.gguf is cut off or damaged .[12] numbers at byte {byte} go beyond its end.: fetch the file again"
+        )
     path.write_bytes(b"not one" + whole)
     refused("model.gguf is cut off or damaged .GGUF magic invalid.")
     name = b"blk.0.attn_k.weight"
@@ -186,6 +192,8 @@ def test_a_damaged_file_is_refused(checkpoints: Any) -> None:
     refused(
         "blk.0.attn_k.weight must begin at byte [0-9]+, after the tensor before it, got [0-9]+: fetch the file again"
     )
+    path.write_bytes(whole.replace(name, b"blk.0.attn_k\nweight"))
+    refused("has no tensor model.layers.0.self_attn.k_proj.weight")
     path.write_bytes(whole[: place - 4] + (99).to_bytes(4, "little") + whole[place:])
     refused("model.gguf has a tensor of type 99, which the gguf package does not know: use a file in another format")
     head = whole[:16] + (1).to_bytes(8, "little") + (1).to_bytes(8, "little") + b"a" + (9).to_bytes(4, "little")
@@ -204,10 +212,15 @@ def test_a_model_of_another_kind_is_refused(checkpoints: Any) -> None:
     whole = path.read_bytes()
     writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
     writer.add_block_count(1)
+    writer.add_token_list(["a"])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     refused("has its numbers in the other byte order")
+    path.write_bytes(whole[:4] + (1).to_bytes(4, "little") + whole[8:])
+    refused("model.gguf has version 1 of the GGUF format, of which 2 and 3 are read: convert the model again")
+    path.write_bytes(whole[:4] + (2).to_bytes(4, "little") + whole[8:])
+    ModelFiles(folder).check(load_model_config(folder))
     write_gguf(path, random_weights(tiny_config(**SIZES)), Kind.F32, "grok")
     refused("general.architecture must be one of llama, .*, got 'grok'")
     path.write_bytes(whole)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from wgrad.train.files.safetensors_files import TensorEntry
 
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 _DECODED = ("token_embd", "output", "per_layer_token_embd")  # always decoded, since their rows are looked up
+_VERSIONS = (2, 3)
 _UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
 
 
@@ -292,12 +294,24 @@ def open_reader(path: Path, source: str) -> Any:
     """Open a file with the `gguf` package's GGUFReader. Raises as `read_gguf_entries`."""
     reader_class = _reader_class(require_gguf(source, path))
     with open_input(path, source) as file, reading(path, source):
-        refuse_lfs_pointer(file.read(64), path, source)
+        begin = file.read(64)
+    refuse_lfs_pointer(begin, path, source)
+    _check_version(begin, path, source)
     with _damage(path, source):
-        reader = reader_class(path)
-    if reader.byte_order == "S":
+        return reader_class(path)
+
+
+def _check_version(begin: bytes, path: Path, source: str) -> None:
+    """Raise WgradError if a GGUF file has another byte order or version than those that are read."""
+    version, big = (int.from_bytes(begin[4:8], order) for order in ("little", "big"))
+    if begin[:4] != b"GGUF" or len(begin) < 8 or version in _VERSIONS:
+        return
+    if big in _VERSIONS:
         raise WgradError(f"{source}: {path} has its numbers in the other byte order: convert it, or {FETCH}")
-    return reader
+    raise WgradError(
+        f"{source}: {path} has version {version} of the GGUF format, of which {_VERSIONS[0]} and {_VERSIONS[1]} are "
+        "read: convert the model again with llama.cpp, or take another file"
+    )
 
 
 def _reader_class(gguf: Any) -> type[Any]:
@@ -307,10 +321,9 @@ def _reader_class(gguf: Any) -> type[Any]:
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc]
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            found = super()._get(offset, dtype, count, override_order)
-            if found.size < count:
+            if int(offset) + int(count) * np.dtype(dtype).itemsize > self.data.size:
                 raise ValueError(f"{count} numbers at byte {offset} go beyond its end")
-            return found
+            return super()._get(offset, dtype, count, override_order)
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type != GGUFValueType.ARRAY:
@@ -329,11 +342,12 @@ def _reader_class(gguf: Any) -> type[Any]:
             return 12 + size, [self._get(begin, np.uint8, size)], [], [GGUFValueType.ARRAY, kind]
 
         def _string_bytes(self, begin: int, count: int) -> int:
-            data, end = memoryview(self.data), begin
-            for _ in range(count):
-                if end + 8 > len(data):
-                    raise ValueError(f"{count} strings at byte {begin} go beyond its end")
-                end += 8 + int.from_bytes(data[end : end + 8], "little")
+            data, end, size = memoryview(self.data), begin, struct.Struct("<Q").unpack_from
+            try:
+                for _ in range(count):
+                    end += 8 + size(data, end)[0]
+            except (struct.error, OverflowError):
+                raise ValueError(f"{count} strings at byte {begin} go beyond its end") from None
             return end - begin
 
     return Reader

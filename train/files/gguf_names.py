@@ -272,7 +272,7 @@ PAIRED = (
 
 def hugging_face_name(name: str, names: dict[str, str]) -> tuple[str, str]:
     """Return Hugging Face's name of a tensor (an unknown one is kept), and its part: attn_q, ..., or ""."""
-    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(.+)", name)
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(.*)", name, re.DOTALL)
     assert found
     layer, (part, _, kind) = f"model.layers.{found[1]}." if found[1] else "", found[2].rpartition(".")
     if found[2] in names:  # a name without the usual ending
