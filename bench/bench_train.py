@@ -85,12 +85,14 @@ def chosen(
     """Return the options that `wgrad finetune` would choose besides `more`, and hold the device to its limit."""
     given: dict[str, Any] = {"batch_size": batch, "max_length": seq_len, "compute": compute, "sample": False, **more}
     options = RunOptions(gradient_accumulation_steps=1, memory_limit=memory_limit, **given)
+    device.limit_memory(limit_bytes(memory_limit))  # of measuring its rates too
     with tempfile.TemporaryDirectory() as folder:
         write_shape(shape, Path(folder))
         room = room_of(options, device)
         fit = Fit(options, parse_model_config(shape.config()), folder, device, 1, room.limit or 0)
         settled = settle(options, fit, room, World(), pinned=True)
-    device.limit_memory(settled.limit or limit_bytes(memory_limit))
+    if settled.limit is not None:
+        device.limit_memory(settled.limit)
     print(*settled.lines, sep="\n", flush=True)
     return more | settled.mode
 
