@@ -839,3 +839,9 @@ def test_keys_that_make_no_model_are_refused(written: Any, tmp_path: Path) -> No
     refused("llama.expert_count must be 0, got -1", "llama.expert_count", -1)
     refused("feed_forward_length must be a list of whole numbers", "llama.feed_forward_length", [float("inf"), 2.0])
     refused("rope.freq_base must be above 1 and at most 1e15, got inf", "llama.rope.freq_base", float("inf"))
+    with_keys(path, tmp_path / "other.gguf", {"llama.block_count": 3})
+    folder = find_model(str(tmp_path / "other.gguf"))
+    with pytest.raises(
+        WgradError, match=r"^--model: \S*/other.gguf has no tensor model.layers.2.input_layernorm.weight:"
+    ):
+        ModelFiles(folder).check(load_model_config(folder))

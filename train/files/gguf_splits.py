@@ -69,6 +69,12 @@ def check_tensors(path: Path, found: int, fields: Mapping[str, Any], source: str
         )
 
 
+def linked_file(path: Path) -> Path:
+    """Return the GGUF file that a link stands for, by the name that its user knows; without a link the path."""
+    target = Path(os.readlink(path)) if path.is_symlink() else path
+    return target if target.is_absolute() and target.suffix == path.suffix else path
+
+
 def one_of_each(files: Iterable[Path]) -> list[Path]:
     """Return one file of each model; for a split one the first part that exists."""
     found: dict[str, Path] = {}

@@ -26,7 +26,7 @@ from wgrad.device.shown import counted
 from wgrad.train.files.decode import read_json, show
 from wgrad.train.files.fp8_files import with_fp8
 from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
-from wgrad.train.files.gguf_splits import one_of_each
+from wgrad.train.files.gguf_splits import linked_file, one_of_each
 from wgrad.train.files.imatrix_file import IMATRIX_FILE
 from wgrad.train.files.input_files import exists, one_line, reading
 from wgrad.train.files.mxfp4_files import Mxfp4Entry
@@ -88,7 +88,9 @@ class ModelFiles:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.entries: dict[str, TensorEntry] = {}
-        for file in self._files():
+        files = self._files()
+        self.place = files[0] if files[0].suffix == GGUF and files[0].parent != self.folder else self.folder
+        for file in files:
             found = (read_gguf_entries if file.suffix == GGUF else read_entries)(file, "--model")
             for name, entry in found.items():
                 self._add(text_name(name), entry)
@@ -127,7 +129,7 @@ class ModelFiles:
         if len(whole) > 1:
             raise one_gguf_file(self.folder, whole, "--model")
         if whole:
-            return whole
+            return [linked_file(whole[0])]
         others = [name for name in names if name.endswith(".bin")]
         convert = "convert it to safetensors with transformers (from_pretrained(DIR), save_pretrained(DIR))"
         hint = f"; {others[0]} is of another format: {convert}" if others else ""
@@ -143,7 +145,7 @@ class ModelFiles:
         """
         if name not in self.entries:
             raise WgradError(
-                f"--model: {self.folder} has no tensor {name}: config.json and the weights do not belong together, "
+                f"--model: {self.place} has no tensor {name}: config.json and the weights do not belong together, "
                 "or a shard is missing: fetch the model again"
             )
         return self.entries[name]
@@ -195,7 +197,7 @@ class ModelFiles:
             listed = ", ".join(unused[:_MOST_LISTED])
             listed += f" and {len(unused) - _MOST_LISTED} more" if len(unused) > _MOST_LISTED else ""
             raise WgradError(
-                f"--model: {self.folder} has {counted(len(unused), 'tensor')} that {config.architecture}, "
+                f"--model: {self.place} has {counted(len(unused), 'tensor')} that {config.architecture}, "
                 f"as it is configured, does not use: {listed}: correct config.json, or take all files from one model"
             )
 
