@@ -146,14 +146,18 @@ def test_more_heads_than_elements_are_refused_unless_heads_have_a_width_of_their
 
 @pytest.mark.parametrize("architecture", ["Ministral3ForCausalLM", "Mistral4ForCausalLM"])
 @pytest.mark.parametrize(
-    "changes", [{"rope_type": "yarn"}, {"rope_type": "dynamic", "original_max_position_embeddings": 8}]
+    "changes", [{"rope_type": "linear"}, {"rope_type": "dynamic", "original_max_position_embeddings": 8}]
 )
 def test_growth_of_queries_is_refused_where_it_is_not_supported(
     changes: dict[str, Any], architecture: str, make_config: Config
 ) -> None:
     rope = {"factor": 2.0, "llama_4_scaling_beta": 0.1, **changes}
+    config = make_config(architecture) | {"rope_scaling": None, "rope_parameters": rope}
     with pytest.raises(WgradError, match="config.json: llama_4_scaling_beta"):
-        parse_model_config(make_config(architecture) | {"rope_scaling": None, "rope_parameters": rope})
+        parse_model_config(config)
+    rope["rope_type"] = "yarn"  # for which transformers uses max_position_embeddings
+    length = changes.get("original_max_position_embeddings", config["max_position_embeddings"])
+    assert parse_model_config(config).query_length == length
 
 
 @pytest.mark.all

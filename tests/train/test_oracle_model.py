@@ -230,6 +230,7 @@ CASES: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.4,
             "rope_theta": 500.0,
         },
+        "original_max_position_embeddings": 5,  # counts before that of rope_parameters
         "sliding_window": 17,
     },
     "cwm": {

@@ -22,9 +22,15 @@ from wgrad.train.model.config_file import (
 
 
 def query_growth(keys: ConfigFile) -> tuple[float, int]:
-    """Return `query_growth` and `query_length` of `ModelConfig`."""
+    """Return `query_growth` and `query_length` of `ModelConfig`.
+
+    As in transformers, types with scaling use the length that is outside of rope_parameters, if there is one.
+    """
     rope = _rope(keys)
-    return rope.llama_4_scaling_beta or 0.0, rope.original_max_position_embeddings or 0
+    length = rope.original_max_position_embeddings
+    if (rope.rope_type or rope.type) in ("yarn", "llama3"):
+        length = keys.original_max_position_embeddings or length or keys.max_position_embeddings
+    return rope.llama_4_scaling_beta or 0.0, length or 0
 
 
 def check_growth(keys: ConfigFile) -> None:
