@@ -24,6 +24,7 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.decode import parse_json
 from wgrad.train.inference.generation import check_positions
 from wgrad.train.inference.open_model import context_of
+from wgrad.train.model.config_file import ConfigFile
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_config import load_model_config, parse_model_config
@@ -142,6 +143,16 @@ def test_more_heads_than_elements_are_refused_unless_heads_have_a_width_of_their
         except WgradError:
             refused.add(architecture)
     assert {"LlamaForCausalLM", "Qwen2ForCausalLM"} <= refused and "Qwen3ForCausalLM" not in refused
+
+
+def test_an_empty_rope_scaling_is_none(make_config: Config) -> None:
+    rope = {"rope_type": "default", "rope_theta": 50.0, "llama_4_scaling_beta": 0.1}
+    rope |= {"original_max_position_embeddings": 8}
+    for architecture, family in FAMILIES.items():
+        by_layer = family.keys.local_theta is not ConfigFile.local_theta
+        given = {"rope_parameters": {"full_attention": rope} if by_layer else rope}
+        config = make_config(architecture) | given | {"rope_scaling": None}
+        assert parse_model_config(config | {"rope_scaling": {}}) == parse_model_config(config), architecture
 
 
 @pytest.mark.parametrize("architecture", ["Ministral3ForCausalLM", "Mistral4ForCausalLM"])

@@ -61,6 +61,8 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
             text = replace(text, experts=replace(text.experts, files=files))
         return replace(text, text_of=name)
     family = FAMILIES[name]
+    if raw.get("rope_scaling") == {}:  # which transformers ignores
+        raw = {**raw, "rope_scaling": None}
     file = convert(raw, family.keys, where)
     layers, (heads, kv_heads, head_dim) = file.num_hidden_layers, file.attention_sizes
     variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers}
