@@ -64,6 +64,7 @@ Config = Callable[..., dict[str, Any]]
         ({"vocab_size": None}, "vocab_size must be a whole number"),
         ({"vocab_size": "300"}, "vocab_size must be a whole number; got '300'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"partial_rotary_factor": 0.0}, "partial_rotary_factor 0.0 is not supported"),
         (
             {"quantization_config": {"quant_method": "hqq"}},
             r"quantized by 'hqq' \(load_in_4bit: false\) cannot be read",
@@ -108,6 +109,12 @@ def test_the_share_of_a_head_that_is_rotated(make_config: Config) -> None:
     partly = {"rope_parameters": PARTLY["rope_parameters"] | {"partial_rotary_factor": 0.5}}
     config = parse_model_config(make_config("GPTNeoXForCausalLM") | PARTLY | partly)
     assert rope_tables(config.rope, 1)[0].shape == (1, 3)
+
+
+def test_nanochat_rotates_the_other_way_with_any_scaling(make_config: Config) -> None:
+    for kind in ROPE_TYPES[:3] + ROPE_TYPES[-1:]:
+        scaling = {"rope_scaling": {"rope_type": kind, "factor": 2.0}}
+        assert parse_model_config(make_config("NanoChatForCausalLM") | scaling).rope.backwards, kind
 
 
 def test_which_of_two_names_of_a_size_counts(make_config: Config) -> None:

@@ -131,9 +131,10 @@ def _parse_rope(
         if part > 1:
             raise WgradError(f"{where}: partial_rotary_factor must be at most 1; got {part}: {FETCH}")
         turned = int(part * head_dim // 2)
-        return RopeConfig(head_dim, theta, kind, given.factor or 1.0, turned=turned)
-    partial = given.partial_rotary_factor or file.partial_rotary_factor or 1.0
-    head_dim = _rotated(head_dim, partial, file, where)
+        factor = given.factor or 1.0
+        return RopeConfig(head_dim, theta, kind, factor, backwards=file.reversed_rope, turned=turned)
+    partial = file.partial_rotary_factor if given.partial_rotary_factor is None else given.partial_rotary_factor
+    head_dim = _rotated(head_dim, 1.0 if partial is None else partial, file, where)
     plain = RopeConfig(head_dim, theta, backwards=file.reversed_rope)
     if kind == "dynamic" and given.alpha and head_dim > 2:  # HunYuan: another base, at any length
         return dataclasses.replace(plain, theta=theta * given.alpha ** (head_dim / (head_dim - 2)))
