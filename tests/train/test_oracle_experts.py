@@ -38,6 +38,7 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
+from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES as TABLE
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.load_config import load_model_config, parse_model_config
@@ -146,9 +147,34 @@ def test_sigmoids_smaller_than_what_is_added_to_their_sum_keep_their_shares(
     bias = np.linspace(-1, 1, 5, dtype=np.float32) * 1e-5
     _, wanted, numbers = theirs(torch.tensor(x), torch.tensor(bias))
     shares, ids = choose(experts, Tensor(device.upload(x), device), device.upload(bias))
-    np.testing.assert_array_equal(ids.numpy() if isinstance(ids, Tensor) else device.download(ids), numbers)
+    np.testing.assert_array_equal(as_numbers(device, ids), numbers)
     np.testing.assert_allclose(shares.numpy(), wanted.detach(), rtol=1e-5)
     assert wanted.sum(1).max() < 0.98 * experts.share_scale
+
+
+def test_the_better_of_equal_groups_or_experts_comes_first(device: Device) -> None:
+    """transformers takes any of them. SparseMixer's second share is one of those that are left, as there."""
+    rng = np.random.default_rng(0)
+    logits = rng.choice(np.array([-1, 0, 3], np.float32), (50, 12))
+    for by_best in (False, True):
+        rules: dict[str, Any] = {"sigmoid": True, "groups": 4, "top_groups": 2, "groups_by_best": by_best}
+        _, ids = choose(Experts(12, 3, 8, (True,), **rules), Tensor(device.upload(logits), device), None)
+        parts = np.sort(1 / (1 + np.exp(-logits.reshape(-1, 4, 3))))
+        score = parts[..., -1] if by_best else parts[..., 1:].sum(-1, dtype=np.float32)
+        groups = np.argsort(-score, axis=1, kind="stable")[:, :2]
+        allowed = (np.arange(12) // 3 == groups[:, :, None]).any(1)
+        wanted = np.argsort(np.where(allowed, -logits, 9), axis=1, kind="stable")[:, :3]
+        np.testing.assert_array_equal(np.sort(as_numbers(device, ids)), np.sort(wanted))
+    mixer = transformers.models.phimoe.modeling_phimoe.sparsemixer
+    equal = np.zeros((2, 5), np.float32)
+    equal[1, 2:4] = 3
+    wanted, _ = mixer(torch.tensor(equal), jitter_eps=0.2, training=False, top_k=2)
+    shares, _ = choose(Experts(5, 2, 8, (True,), mixer=0.4), Tensor(device.upload(equal), device), None)
+    np.testing.assert_allclose(shares.numpy(), wanted, rtol=1e-6)
+
+
+def as_numbers(device: Device, ids: Any) -> np.ndarray:
+    return ids.numpy() if isinstance(ids, Tensor) else device.download(ids)
 
 
 def random_of(lora: LoraConfig, folder: Path) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.lazy import apply, index, reduced, view_of
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array
 from wgrad.train.model.experts import Experts
@@ -54,8 +55,9 @@ def _mixed(logits: Tensor, reach: float) -> tuple[Tensor, Array]:
         share: Tensor = F.route(F.where(far, _NEVER, scores), 1, False)[0]
         return share
 
-    with no_grad():
-        first = logits >= logits.amax(1, keepdim=True)
+    shape, device = tuple(logits.shape), logits.device
+    best = view_of(ids.data, device).viewed(shape, (2, 0))
+    first = Tensor(apply("eq", index(shape, 1, device), best).array(), device)
     return F.cat([best_of(logits), best_of(F.where(first, _NEVER, logits))], 1), ids
 
 
@@ -74,7 +76,10 @@ def _corrected(experts: Experts, logits: Tensor, correction: Any) -> Array:
 
 
 def _in_best_groups(experts: Experts, scores: Tensor) -> Tensor:
-    """Return scores [T, E], _NEVER outside of the groups with the largest best score, or sum of their two best."""
+    """Return scores [T, E], _NEVER outside of the groups with the largest best score, or sum of their two best.
+
+    On a tie, the earlier group is better.
+    """
     tokens, groups = scores.shape[0], experts.groups
     apart = scores.reshape(tokens, groups, -1)
     best = apart.amax(2, keepdim=True)
@@ -83,5 +88,10 @@ def _in_best_groups(experts: Experts, scores: Tensor) -> Tensor:
         second = F.where(is_best, _NEVER, apart).amax(2)
         alone = is_best.sum(2) < 2  # if two are equal, the second best score is the best score
         best = best + F.where(alone.reshape(tokens, groups, 1), second.reshape(tokens, groups, 1), best)
-    better = (best.reshape(tokens, 1, groups) > best).sum(2)
-    return F.where(better.reshape(tokens, groups, 1) < experts.top_groups, apart, _NEVER).reshape(tokens, experts.count)
+    shape, found = (tokens, groups, groups), view_of(best.data, scores.device)
+    own, other = found.viewed(shape, (groups, 1, 0)), found.viewed(shape, (groups, 0, 1))
+    before = apply("lt", index(shape, 2, scores.device), index(shape, 1, scores.device))
+    better = apply("where", apply("gt", other, own), 1.0, 0.0)
+    ahead = apply("where", before, apply("where", apply("ge", other, own), 1.0, 0.0), better)
+    place = Tensor(reduced("sum", ahead, [2], keepdim=True).array(), scores.device)
+    return F.where(place < experts.top_groups, apart, _NEVER).reshape(tokens, experts.count)
