@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import math
@@ -461,3 +462,25 @@ def test_gpt_oss_20b_fits_8_gib(
     experts = sum(math.prod(shape) for dtype, shape in tensors.values() if dtype == "U8")
     head = 2 * math.prod(tensors["lm_head.weight"][1])
     assert 1.02 * (experts / 8 + head) < plan["decoding_copy_bytes"] < 1.2 * (experts / 8 + head)
+
+
+@pytest.mark.parametrize("least, wanted", [(700, 100_000), (0, 0), (200_000, 200_000)])
+def test_reference_cycles_are_looked_for_less_often_in_a_dry_run(
+    least: int, wanted: int, make_checkpoint: Any, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as often as before once it ends, also with an error; 0: never."""
+    seen, before = list[int](), gc.get_threshold()
+
+    def run(*arguments: Any) -> Any:
+        seen.append(gc.get_threshold()[0])
+        raise WgradError("it does not fit")
+
+    monkeypatch.setattr(plan_module, "_run_dry", run)
+    folder = make_checkpoint()
+    try:
+        gc.set_threshold(least)
+        with pytest.raises(WgradError, match="does not fit"):
+            run_dry(RunOptions(stream_weights="off"), load_model_config(folder), folder, fresh, 3, None)
+        assert seen == [wanted] and gc.get_threshold()[0] == least
+    finally:
+        gc.set_threshold(*before)

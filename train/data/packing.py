@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -127,7 +128,7 @@ def pack_documents(lengths: Sequence[int], seq_len: int, order: Sequence[int] | 
     lengths, not on `order`, so every epoch has as many. O(n log seq_len) for n documents.
     """
     rows: list[list[int]] = []
-    room: list[list[int]] = [[] for _ in range(seq_len + 1)]  # room[c]: rows with c free places
+    room = defaultdict[int, list[int]](list)  # room[c]: rows with c free places
     free: list[int] = []  # the c > 0 with a row in room[c], rising
     for document in sorted(range(len(lengths)) if order is None else order, key=lambda i: -lengths[i]):
         length = lengths[document]

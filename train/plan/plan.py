@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -33,6 +35,7 @@ from wgrad.train.step.resident import layer_bytes, plannable
 from wgrad.train.step.search import planned_beside
 from wgrad.train.step.trainer import Trainer
 
+_BETWEEN_COLLECTIONS = 100_000  # objects; with Python's default of 700 a dry run takes a tenth longer
 _FEW = 3  # tokens of a sample after which no others take other memory, unless all are read again
 
 
@@ -171,11 +174,23 @@ def run_dry(
     dry.limit_memory(limit)
     dry.repeats = True
     try:
-        return _run_dry(config, model_config, folder, dry, prompt_tokens)
+        with _collecting_rarely():
+            return _run_dry(config, model_config, folder, dry, prompt_tokens)
     except WgradError as error:  # its advice is not that for a limit, which the caller gives
         if limit is not None and isinstance(error.__cause__, OutOfMemory):
             raise error.__cause__ from None
         raise
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Let Python look for reference cycles less often, as a dry run makes many objects and few of them."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], _BETWEEN_COLLECTIONS) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _check_input(config: RunOptions, model_config: ModelConfig, dry: Any, limit: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -73,7 +74,8 @@ _AT_ONCE = 264  # workgroups
 _OVERHEAD = 160  # columns that take as long as what a workgroup does besides
 
 
-def shares_of(tile: LoraTile, rows: int, parts: tuple[int, ...]) -> tuple[int, list[int]]:
+@lru_cache(maxsize=256)
+def shares_of(tile: LoraTile, rows: int, parts: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     """Choose the columns of a share, so that the last workgroups to run leave little of the GPU idle.
 
     Returns:
@@ -86,7 +88,7 @@ def shares_of(tile: LoraTile, rows: int, parts: tuple[int, ...]) -> tuple[int, l
         return -(-groups // _AT_ONCE) * (share + _OVERHEAD)
 
     share = min(range(tile.columns, max(parts) + tile.columns, tile.columns), key=cost)
-    return share, [0, *accumulate(-(-part // share) for part in parts)]
+    return share, (0, *accumulate(-(-part // share) for part in parts))
 
 
 def served(device: Runtime, dy: Array, b: Array) -> bool:
@@ -120,9 +122,9 @@ def launch(
     (rows, columns), rank = dy.shape, b.shape[1]
     parts = parts or (columns,)
     tile = replace(TILE, lanes=device.lanes)
-    share, starts = shares_of(tile, rows, parts)
-    shares, blocks = starts[-1], -(-rows // tile.rows)
-    starts = [*starts[1:-1], shares, shares][:2]
+    share, all_starts = shares_of(tile, rows, parts)
+    shares, blocks = all_starts[-1], -(-rows // tile.rows)
+    starts = [*all_starts[1:-1], shares, shares][:2]
     of_shares, of_blocks = device.empty((shares, rows, rank)), device.empty((blocks, columns, rank))
     constants = tile.constants() | constant_of(device.matrix_shape)
     bounds = part_bounds(parts, columns)
