@@ -91,7 +91,7 @@ def _time_wgrad(name: str, stack: str, device: Device) -> Row:
 
     def step() -> None:
         trainer.step(random_step(next(steps), TOKENS, shape.vocab), LEARNING_RATE)
-        device.synchronize()
+        trainer.read_history()  # waits for the device
 
     return Row(name, stack, compute, seconds_of(step), parameters.count)
 
