@@ -41,7 +41,7 @@ _WHOLE: dict[str, bytes] = {
     "datasets/marker.json": dump({"format": 1, "commit": "0" * 40, "files": ["a.parquet"], "origin": ""}),
     "weights/layers.safetensors": safetensors.numpy.save(_WEIGHTS),
     "rates/submission.json": dump({"format": 1, "rate": 1e12}),
-    "rates/step.json": dump({"matmul": 1e12, "attention": 1e11, "memory": 1e11, "link": 1e10}),
+    "rates/step.json": dump({"matmul": 1e12, "attention": 1e11, "memory": 1e11, "projections": 1e3}),
     "verified/kernels.json": dump({"format": 1, "device": ["a", "b"], "passed": ["0" * 16], "off": ["experts"]}),
 }
 

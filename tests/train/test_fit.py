@@ -625,9 +625,13 @@ def test_what_is_said_to_fit_is_the_most_that_does(
     assert "even" not in line and "allow it that" in line
 
 
-def test_more_memory_is_faster(make_checkpoint: Any, wgpu_device: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_memory_is_faster(
+    make_checkpoint: Any, wgpu_device: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There are at least five points between the least memory and the most. A limit in the middle gets a choice in the
     middle, with --vram also a smaller batch, and --batch-size auto takes the largest batch that fits."""
+    endless = replace(Rates(), projections=math.inf)  # in so small a model launches take the most time
+    monkeypatch.setattr(fit_module, "Rates", lambda: endless)
     model = make_checkpoint(num_hidden_layers=4)
     small = ["--model", model, "--lora-r", 4, "--max-length", 128, "--compute", "float32", "--batch-size", 4]
     curve = planned(capsys, *small)["curve"]
@@ -667,67 +671,65 @@ def test_a_bound_offloads_what_is_asked_of_the_layers_that_are_recomputed(kept: 
 
 
 # Of a step's parts, by the rate that they go by, in micro-batches of 128 tokens of a model with 2 layers: FLOP of a
-# layer's matmuls and of its attention, bytes of all layers' activations and of a layer's decoded weights.
+# layer's matmuls and of its attention, bytes of all layers' activations and of a layer's decoded weights, bytes of the
+# inputs and of the outputs of a layer's projections.
 _MATMUL, _ATTENTION, _ACTIVATIONS, _WEIGHTS = 2.0 * 128 * 19584, 2.0 * 128 * 64 * 48, 2.0 * 128 * 2592, 4.0 * 19584
 _AGAIN, _HEAD, _INPUT = _MATMUL - 2.0 * 128 * 48 * 88, 2.0 * 128 * 48 * 251, 4.0 * 128 * 48
+_READ, _WRITTEN, _PRODUCT = 4.0 * 128 * (6 * 48 + 88), 4.0 * 128 * (3 * 48 + 2 * 24 + 2 * 88), 4.0 * 128 * 88
+_ADAPTER, _ALL_AGAIN = 4 * _READ + 2 * _WRITTEN, 4 * _MATMUL + 2 * _AGAIN
+_RECOMPUTED = (_ALL_AGAIN, 2 * _HEAD, 9, _ADAPTER + 2 * _READ, 4 * _ACTIVATIONS + 6 * _WEIGHTS)
+_STREAMED: dict[str, Any] = {"stream_weights": "on", "gradient_checkpointing": True}
 
 
 @pytest.mark.parametrize(
     "options, parts",
     [
-        ({}, (4 * _MATMUL + 2 * _HEAD, 7 * _ATTENTION, 3 * _ACTIVATIONS + 4 * _WEIGHTS, 0)),
-        ({"keep_dequantized": True}, (4 * _MATMUL + 2 * _HEAD, 7 * _ATTENTION, 3 * _ACTIVATIONS, 0)),
-        ({"full": True, "quantize": False}, (6 * _MATMUL + 3 * _HEAD, 7 * _ATTENTION, 3 * _ACTIVATIONS, 0)),
+        ({}, (4 * _MATMUL, 2 * _HEAD, 7, _ADAPTER, 3 * _ACTIVATIONS + 4 * _WEIGHTS, 0, 14)),
+        ({"keep_dequantized": True}, (4 * _MATMUL + 2 * _HEAD, 0, 7, _ADAPTER, 3 * _ACTIVATIONS, 0, 14)),
+        (
+            {"keep_dequantized": True, "keep_gated": True},
+            (4 * _MATMUL + 2 * _HEAD, 0, 7, _ADAPTER, 3 * _ACTIVATIONS - 2 * _PRODUCT, 0, 14),
+        ),
+        ({"full": True, "quantize": False}, (0, 6 * _MATMUL + 3 * _HEAD, 7, 0, 3 * _ACTIVATIONS, 0, 14)),
+        (
+            {"target_modules": ("q_proj", "o_proj")},
+            (4 * _MATMUL, 2 * _HEAD, 7, 12 * _INPUT, 3 * _ACTIVATIONS + 4 * _WEIGHTS, 0, 14),
+        ),
         (
             {"gradient_checkpointing": 1},
-            (4 * _MATMUL + _AGAIN + 2 * _HEAD, 8 * _ATTENTION, 3.5 * _ACTIVATIONS + 5 * _WEIGHTS, 0),
+            (4 * _MATMUL + _AGAIN, 2 * _HEAD, 8, _ADAPTER + _READ, 3.5 * _ACTIVATIONS + 5 * _WEIGHTS, 0, 16.1),
         ),
         (
             {"gradient_checkpointing": True, "keep_attention": True},
-            (4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD, 7 * _ATTENTION, 4 * _ACTIVATIONS + 6 * _WEIGHTS, 0),
+            (_ALL_AGAIN, 2 * _HEAD, 7, _ADAPTER, 4 * _ACTIVATIONS + 6 * _WEIGHTS, 0, 18.2),
         ),
         (
             {"gradient_checkpointing": True, "offload_activations": 1},
-            (
-                4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD,
-                9 * _ATTENTION,
-                4 * _ACTIVATIONS + 6 * _WEIGHTS,
-                2 * (_INPUT - 100 + speed._ALONGSIDE * 100),
-            ),
+            (*_RECOMPUTED, 2 * (_INPUT - 100 + speed._ALONGSIDE * 100), 18.2),
         ),
-        (
-            {"stream_weights": "on", "gradient_checkpointing": True},
-            (
-                4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD,
-                9 * _ATTENTION,
-                4 * _ACTIVATIONS + 6 * _WEIGHTS,
-                2 * (0.55 * 19584 - 100),
-            ),
-        ),
-        (
-            {"stream_weights": "on", "gradient_checkpointing": True, "resident_layers": 1},
-            (
-                4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD,
-                9 * _ATTENTION,
-                4 * _ACTIVATIONS + 6 * _WEIGHTS,
-                0.55 * 19584 - 200,
-            ),
-        ),
+        (_STREAMED, (*_RECOMPUTED, 2 * (0.55 * 19584 - 100), 18.2)),
+        ({**_STREAMED, "resident_layers": 1}, (*_RECOMPUTED, 0.55 * 19584 - 200, 18.2)),
     ],
 )
 def test_the_seconds_of_a_step_are_those_of_its_parts(options: dict[str, Any], parts: tuple[float, ...]) -> None:
     """Each part is set by its own rate if the others are infinite. A layer copies 100 bytes during its matmuls."""
-    raw = conftest.tiny_config(vocab_size=251)
-    model = parse_model_config(raw)
+    model = parse_model_config(conftest.tiny_config(vocab_size=251))
+    wide = parse_model_config(conftest.tiny_config(vocab_size=251, head_dim=96, num_attention_heads=2))
     settled: dict[str, Any] = {"compute": "float32", "gradient_checkpointing": False, **options}
     config = RunOptions(batch_size=2, max_length=64, gradient_accumulation_steps=3, **settled)
-    device: Any = SimpleNamespace(shared_memory=False, copied_alongside=lambda work: 100.0 * work / _MATMUL)
-    names = ("matmul", "attention", "memory", "link")
-    for name, part in zip(names, parts):
-        rates = Rates(**(dict.fromkeys(names, math.inf) | {name: 7.0}))
-        seconds = speed.step_seconds(config, model, device, rates)
+    device: Any = SimpleNamespace(shared_memory=False, stacks_weights=False)
+    device.copied_alongside = lambda work: 100.0 * work / _MATMUL
+    matmul, dense, attention, *others = parts
+    endless = Rates(*[math.inf] * 8)
+    names = ("matmul", "dense", "attention", "narrow", "adapter", "memory", "link", "projections")
+    for name, part in zip(names, (matmul, dense, 0, attention * _ATTENTION, *others), strict=True):
+        seconds = speed.step_seconds(config, model, device, replace(endless, **{name: 7.0}))
         assert seconds == pytest.approx(3 * part / 7.0, rel=1e-12), name
+        rates = replace(endless, **{name: 7.0})
         assert speed.step_seconds(replace(config, compute="auto"), model, device, rates) == seconds
+    seconds = speed.step_seconds(config, wide, device, replace(endless, attention=7.0))
+    assert seconds == pytest.approx(12 * attention * _ATTENTION / 7.0, rel=1e-12)
+    rates = replace(endless, link=7.0)
     device.copied_alongside = lambda work: math.inf
     hidden = 2 * speed._ALONGSIDE * _INPUT * bool(config.offload_activations)
     assert speed.step_seconds(config, model, device, rates) == pytest.approx(3 * hidden / 7.0, rel=1e-12)  # of the link

@@ -231,7 +231,8 @@ def test_what_is_kept_saves_its_matmuls_in_the_predicted_step() -> None:
     device: Any = ReferenceDevice()
     device.shared_memory = False
     device.copied_alongside = lambda work: np.inf
-    rates = Rates(matmul=7.0, attention=np.inf, memory=np.inf, link=np.inf)
+    endless = Rates(*[np.inf] * 8)
+    rates = replace(endless, matmul=7.0)
     before, after = (
         speed.step_seconds(replace(config, keep_projections=kept), model, device, rates) for kept in (0, 3)
     )
@@ -239,7 +240,7 @@ def test_what_is_kept_saves_its_matmuls_in_the_predicted_step() -> None:
     saved = model.num_hidden_layers * 2.0 * ROWS * TOKENS * model.hidden_size * width
     assert before - after == pytest.approx(saved / 7.0, rel=1e-12)
     device.copied_alongside = lambda work: 0.0
-    rates = Rates(np.inf, np.inf, np.inf, 7.0)
+    rates = replace(endless, link=7.0)
     exposed = speed.step_seconds(replace(config, keep_projections=3), model, device, rates)
     assert exposed == pytest.approx(2 * model.num_hidden_layers * offloaded_bytes(config, model, 3) / 7.0, rel=1e-12)
 
@@ -253,7 +254,7 @@ def test_gate_and_up_are_kept_in_place_of_whole_layers(
     config = options(gradient_checkpointing="auto", keep_attention=None, compute="float32", **CHUNKED)
     hidden = offloaded_bytes(config, model, 3)
     monkeypatch.setattr(type(card), "copied_alongside", lambda self, work: hidden)
-    rates = Rates(memory=np.inf, link=np.inf)  # in so small a model these take the most time
+    rates = Rates(memory=np.inf, link=np.inf, projections=np.inf)  # in so small a model these take the most time
     monkeypatch.setattr(keep_module, "Rates", lambda: rates)
     alone = replace(config, gradient_checkpointing=7, offload_activations=7, keep_norms=False, keep_projections=3)
     plan, more = (plan_run(replace(alone, keep_gate_up=n), model, folder, card, 1) for n in (0, 4))
