@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import forks, tools
+from tests import forks, llvm_passes, tools
 from tests.case_results import assert_case
 from tests.sweeps import sweep_part
 from tests.wgsl.rolled import quick_to_compile
@@ -86,6 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _keep_allocator()
     if not hasattr(config, "workerinput"):  # workers inherit the environment of the process that starts them
         _own_cache(config)
+        llvm_passes.load(tools.c_compiler(), Path(os.environ["XDG_CACHE_HOME"]))
     os.environ.setdefault("GALLIVM_PERF", "nopt")
     if os.environ.get("WGRAD_REQUIRE_TOOLS") == "1" and (lacking := [t.missing for t in tools.REQUIRED if t.missing]):
         raise pytest.UsageError("WGRAD_REQUIRE_TOOLS=1, but " + "; ".join(lacking))
