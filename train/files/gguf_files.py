@@ -202,8 +202,8 @@ def _entries(reader: Any, path: Path, source: str, fields: dict[str, Any]) -> di
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise WgradError(
-            f"{source}: {path}: general.architecture must be one of {', '.join(ARCHITECTURES)}, got "
-            f"{show(architecture)}: use the model in safetensors"
+            f"{source}: {path}: general.architecture {show(architecture)} is not read from GGUF: use the model in "
+            f"safetensors, or one of the {len(ARCHITECTURES)} architectures that docs/reference/models.md lists"
         )
     names = ARCHITECTURES[architecture]
     heads = _heads(architecture, fields, path, source) if architecture in (*PAIRED, "phi2") else {}
