@@ -225,6 +225,23 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"vision_config": {**SIGLIP, "image_size": [28, 28], "patch_size": [14, 14]}},
         "new",
     ),
+    "got_ocr2": (
+        "Qwen2ForCausalLM",
+        {"tie_word_embeddings": True},
+        {
+            "vision_config": {
+                "hidden_size": 16,
+                "output_channels": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+                "window_size": 2,
+                "mlp_dim": 32,
+            }
+        },
+        "new",
+    ),
     "video_llama_3": ("Qwen2ForCausalLM", {}, {"vision_config": SIGLIP}, "new"),
     "vipllava": ("LlamaForCausalLM", {}, {"vision_config": VISION, "vision_feature_layer": [0]}, "old"),
     "idefics3": ("LlamaForCausalLM", {}, {"vision_config": SIGLIP, "tie_word_embeddings": False}, "new"),

@@ -30,10 +30,10 @@ _REGISTERED = {
         "Qwen2": """internvl lighton_ocr ovis2 qianfan_ocr qwen2 qwen2_5_omni qwen2_5_vl qwen2_moe qwen2_vl qwen3
             qwen3_moe qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe""",
         "Qwen3_5": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text",
-        "": """ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe gpt_bigcode granite
-            granitemoe granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder kimi_k25 llava llava_next
-            minicpm3 minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3 mistral mistral3 mixtral nemotron olmo2
-            olmo3 olmo_hybrid phi3 phimoe smolvlm stablelm vipllava""",
+        "": """ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe got_ocr2
+            gpt_bigcode granite granitemoe granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder kimi_k25
+            llava llava_next minicpm3 minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3 mistral mistral3 mixtral
+            nemotron olmo2 olmo3 olmo_hybrid phi3 phimoe smolvlm stablelm vipllava""",
     }.items()
     for kind in kinds.split()
 }

@@ -136,6 +136,7 @@ MULTIMODAL = {
         {"glm4v_moe_text": "Glm4MoeForCausalLM"},
         {"vocab_size": 151_424, "max_position_embeddings": 65_536, "attention_bias": True},
     ),
+    "GotOcr2ForConditionalGeneration": Multimodal("got_ocr2", _text_first("qwen2"), outer=_TIED),
     "Idefics2ForConditionalGeneration": Multimodal("idefics2", _text_first("mistral"), in_peft="model.text_model."),
     "JanusForConditionalGeneration": Multimodal("janus", _text_first("llama"), outer=_TIED),
     "Kimi_K25ForConditionalGeneration": Multimodal(
