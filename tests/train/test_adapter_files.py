@@ -17,8 +17,9 @@ from wgrad.train.files.safetensors_files import from_arrays, read_entries, write
 from wgrad.train.model import patterns
 from wgrad.train.model.adapter_config import CONFIG_FILE, _unread, adapter_note
 from wgrad.train.model.adapter_files import WEIGHTS_FILE, load_adapter, save_adapter
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_config import parse_model_config
-from wgrad.train.model.lora import LoraConfig, init_lora, lora_shapes, match_targets
+from wgrad.train.model.lora import LoraConfig, adaptable, init_lora, linear_modules, lora_shapes, match_targets
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.input_options import PROJECTIONS
 from wgrad.train.step.lora_options import lora_config
@@ -239,6 +240,18 @@ def test_the_command_line_names_projections_or_all_of_them() -> None:
     assert ranked.target_modules == ("v_proj", "k_proj", "layers.1.self_attn.v_proj")
     paths = {layer: f"model.layers.{layer}.self_attn." for layer in (0, 1)}
     assert [ranked.rank_of(paths[layer] + part) for part in ("v_proj", "k_proj") for layer in (0, 1)] == [4, 7, 16, 16]
+
+
+def test_an_adapter_of_all_projections_is_read_again_in_every_family(tmp_path: Path) -> None:
+    """Embeddings have other names in some; Nemotron-H without Mamba-2 has no projection to leave out."""
+    for name in FAMILIES:
+        changes = {"hybrid_override_pattern": "*-"} if name == "NemotronHForCausalLM" else {}
+        config = parse_model_config(tiny_config(name, **changes))
+        lora = LoraConfig(r=1, alpha=2.0, target_modules="all-linear")
+        values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
+        save_adapter(tmp_path / name, lora, values, "base", config.in_peft)
+        _, found = load_adapter(tmp_path / name, *adaptable(config))
+        assert found.keys() == values.keys(), name
 
 
 HOSTILE: dict[str, list[Any]] = {

@@ -17,7 +17,6 @@ from wgrad.train.model.patterns import NO_PATTERN, check_patterns
 
 MERGE = "merge it with PEFT (merge_and_unload) and give the result with --model"
 _WHOLE = r"(?:PATTERN)\Z"
-_NOT_LINEAR = ("embed_tokens", "lm_head")  # modules that "all-linear" excludes
 _ANY_LAYERS, _LAYERS = r".*?\.[^.]*\.(\d+)\.", r"(?:^|.*?\.)PATTERN\.(\d+)\."
 
 Layer = Annotated[int, Meta(ge=0, le=1 << 20)]
@@ -48,7 +47,7 @@ def resolve_targets(
     """
     source = f"--adapter: {path}"
     _check_limits(lora, limits, [*modules, *others], source)
-    for module in others:
+    for module in others if lora.target_modules != ALL_LINEAR else ():  # which excludes them
         if _is_adapted(module, lora, limits):
             raise WgradError(
                 f"{source}: target_modules has {show(module.rpartition('.')[2])}: LoRA on the embedding or the head is "
@@ -107,7 +106,7 @@ def _is_adapted(module: str, lora: LoraConfig, limits: LimitsFile) -> bool:
         return False
     if isinstance(targets, str):
         if targets == ALL_LINEAR:
-            return module.rpartition(".")[2] not in _NOT_LINEAR
+            return True
         try:
             return re.fullmatch(targets, module) is not None
         except NO_PATTERN:  # `match_targets` says so
