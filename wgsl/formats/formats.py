@@ -113,8 +113,8 @@ def weight_operand(
 
 def dense_operand(b: Array, unit: int) -> WeightOperand:
     """Bind an array. unit: elements that the kernel reads at once, 4 or 8 (on tensor cores)."""
-    part = "matrix_dense" if unit == 8 else "dense"
-    return WeightOperand(f"gemm.inc.wgsl:{part}", unit, {"B_KIND": KINDS[b.dtype_name]}, b)
+    part = "common.inc.wgsl:matrix_dense" if unit == 8 else "gemm.inc.wgsl:dense"
+    return WeightOperand(part, unit, {"B_KIND": KINDS[b.dtype_name]}, b)
 
 
 def part_bounds(parts: tuple[int, ...], end: int) -> tuple[int, int]:

@@ -64,54 +64,6 @@ fn four_$x(unit: vec4<f32>, first: u32) -> vec4<f32> { return unit; }
 fn prepare_$x(lid: u32) {}
 #endpart
 
-#part matrix_dense x binding kind
-// Part of gemm_matrix.wgsl: the operand $x of f32, f16 or bf16 ($kind 0, 1, 2), in units of 8 elements, rounded to f16,
-// with the interface of a weight format (nf4.inc.wgsl). 16-bit elements are loaded 16 bytes at a time, as words: two
-// loads of vec4<f16> would stay two, because each has its own bounds check.
-#if $kind == 0
-alias Four_$x = vec4<f32>;
-@group(0) @binding($binding) var<storage, read> $x: array<Four_$x>;
-struct Unit_$x { low: Four_$x, high: Four_$x }
-fn fetch_$x(at: u32, inside: u32) -> Unit_$x { return Unit_$x($x[2u * (at >> 3u)], $x[2u * (at >> 3u) + 1u]); }
-fn half_$x(four: Four_$x) -> vec4<f16> { return vec4<f16>(four); }
-#else
-alias Four_$x = vec2<u32>;
-@group(0) @binding($binding) var<storage, read> $x: array<vec4<u32>>;
-struct Unit_$x { low: Four_$x, high: Four_$x }
-fn fetch_$x(at: u32, inside: u32) -> Unit_$x {
-  let words = $x[at >> 3u];
-  return Unit_$x(words.xy, words.zw);
-}
-#if $kind == 1
-fn half_$x(four: Four_$x) -> vec4<f16> { return four_of(four); }
-#else
-fn half_$x(four: Four_$x) -> vec4<f16> {
-  return vec4<f16>(vec4<f32>(bitcast<f32>(four.x << 16u), bitcast<f32>(four.x & 0xffff0000u),
-                             bitcast<f32>(four.y << 16u), bitcast<f32>(four.y & 0xffff0000u)));
-}
-#endif
-#endif
-fn ready_$x(unit: Unit_$x) -> Unit_$x { return unit; }
-fn four_$x(unit: Unit_$x, first: u32) -> vec4<f16> {
-  if (first == 0u) { return half_$x(unit.low); }
-  return half_$x(unit.high);
-}
-fn prepare_$x(lid: u32) {}
-#endpart
-
-#part matrix_pieces
-// Part of gemm_matrix.wgsl and gemm_matrix_skinny.wgsl: tiles in workgroup memory, and float32 as two pieces of f16.
-
-#include "common.inc.wgsl" eight
-
-// x rounded to f16; the other piece is x minus that. Without the barrier, NVIDIA's compiler takes f32(f16(x)) for x,
-// and the other piece is zero.
-fn held(x: vec4<f32>) -> vec4<f32> {
-  return vec4<f32>(unpack2x16float(optimization_barrier(pack2x16float(x.xy))),
-                   unpack2x16float(optimization_barrier(pack2x16float(x.zw))));
-}
-#endpart
-
 #part extra_rows share
 // Part of gemm_matrix.wgsl: an expert's last EXTRA$share blocks of 16 rows, below a full tile that they are multiplied with.
 // All subgroups multiply such a block, each EXTRA_J x 16 of its columns. Sums, and places of the invocation's loads.

@@ -16,14 +16,14 @@ enable wgpu_cooperative_matrix;
 #include "gemm.inc.wgsl" bindings
 #include "gemm.inc.wgsl" experts
 alias Four = vec4<f16>;
-#include "gemm.inc.wgsl" matrix_dense x=a binding=1 kind=A_KIND
+#include "common.inc.wgsl" matrix_dense x=a binding=1 kind=A_KIND
 #include B_FORMAT x=b binding=2 kind=B_KIND
 
 const THREADS: u32 = $LANESu * SG_M * SG_N;
 const TILE_M: u32 = 16u * SUB_M * SG_M;
 const TILE_N: u32 = 16u * SUB_G * SUB_J * SG_N;
 // Tiles in the layout of the arrays; row lengths are in eights.
-#include "gemm.inc.wgsl" matrix_pieces
+#include "common.inc.wgsl" matrix_pieces
 #if TRANS_A
 const A_ROWS: u32 = TILE_K;
 const A_COLS: u32 = TILE_M;

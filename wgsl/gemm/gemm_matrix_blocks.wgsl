@@ -8,7 +8,7 @@ struct Params { n: u32, columns: u32 }
 @group(0) @binding(2) var<storage, read_write> y: array<vec4<u32>>;
 
 #include "common.inc.wgsl" eight
-#include "gemm.inc.wgsl" matrix_dense x=b binding=1 kind=B_KIND
+#include "common.inc.wgsl" matrix_dense x=b binding=1 kind=B_KIND
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {

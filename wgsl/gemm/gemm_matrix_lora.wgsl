@@ -27,7 +27,7 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> db: array<vec4<f32>>;
 
 #include "common.inc.wgsl" optimization_barrier
-#include "gemm.inc.wgsl" matrix_pieces
+#include "common.inc.wgsl" matrix_pieces
 
 const THREADS: u32 = $LANESu * SGS;
 const BLOCK_ROWS: u32 = 16u * SGS;

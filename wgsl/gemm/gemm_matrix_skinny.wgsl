@@ -28,7 +28,7 @@ enable wgpu_cooperative_matrix;
 @group(0) @binding(3) var<storage, read_write> c: array<f32>;
 
 #include "common.inc.wgsl" optimization_barrier
-#include "gemm.inc.wgsl" matrix_pieces
+#include "common.inc.wgsl" matrix_pieces
 
 const THREADS: u32 = $LANESu * SGS;
 const TILE: u32 = 16u * CF * GROUPS;
