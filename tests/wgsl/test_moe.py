@@ -43,7 +43,8 @@ def test_cases_run_on_tensor_cores_within_the_limits(
     case: Case, matrix_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of 32 rows: of the last ones of an expert there are up to 16, and more; or up to 16 in addition to the 32.
-    small, narrow = MatrixTile(1, 2, 2, 1, 1, shorter=(1,), taller=1), MatrixTile(1, 2, 1, 1, 1, 64, ahead=True)
+    small = MatrixTile(1, 2, 2, 1, 1, shorter=(1,), taller=1, decode_first=True)
+    narrow = MatrixTile(1, 2, 1, 1, 1, 64, ahead=True)
     for name in ("_OF_ARRAYS", "_FORWARD_FEWER"):
         monkeypatch.setattr(grouped, name, small)
     monkeypatch.setattr(grouped, "_BACKWARD", MatrixTile(1, 2, 3, 1, 1, shorter=(1, 2)))
@@ -209,6 +210,7 @@ def test_last_rows_go_with_the_tile_before_where_that_was_faster(
     """By an expert's rows."""
     tile = plan_rows(128 * rows, weight=weight, trans_b=trans_b).tile
     assert isinstance(tile, MatrixTile) and (tile.taller, tile.ahead) == (taller, ahead)
+    assert tile.decode_first == (weight != "float16" and not ahead)
     others = plan_rows(128 * rows, weight=weight, trans_b=trans_b, limits=replace(CORES, lanes=64)).tile
     assert isinstance(others, MatrixTile) and others.ahead and others.taller in (0, grouped._FORWARD.taller)
 

@@ -168,6 +168,51 @@ fn prepare_$x(lid: u32) {}
   let b_from_$i = b_base + (($row) / 16u * ($width / 16u) + ($column) / 16u) * 256u + 8u * b_eight_$i;
 #endpart
 
+#part stage from share
+// Part of gemm_matrix.wgsl: store a loaded tile of A and B ($from_a_0 ..., $from_b_0 ...) to workgroup memory, as f16,
+// with zeros beyond the end of K. DECODE_FIRST: B is decoded before anything is stored, since NVIDIA's compiler keeps
+// lookups in workgroup memory behind earlier stores to it.
+#if DECODE_FIRST
+#unroll i LOADS_B
+  let ready_$i = ready_b($from_b_$i);
+#unroll e EIGHTS_B
+  let low_$i_$e = four_b(ready_$i, 8u * $eu);
+  let high_$i_$e = four_b(ready_$i, 8u * $eu + 4u);
+#end
+#end
+#endif
+#unroll i LOADS_A$share
+#include place x=a eights=1 ld=A_LD inside=a_col_$i,a_row_$i,TRANS_A
+#end
+#include stage_extra from=$from share=$share
+#if DECODE_FIRST
+#include place_decoded
+#else
+#unroll i LOADS_B
+#include place x=b eights=EIGHTS_B ld=B_LD inside=b_row_$i,b_col_$i,TRANS_B
+#end
+#endif
+#endpart
+
+#part place_decoded
+// Part of the part stage: store B, as decoded with DECODE_FIRST.
+#unroll i LOADS_B
+#if K_EDGE
+  let inside_$i = k0 + select(b_row_$i, b_col_$i, TRANS_B) < k_last;
+#endif
+#unroll e EIGHTS_B
+  {
+    let to = b_row_$i * B_LD + b_col_$i / 8u + $eu;
+#if K_EDGE
+    b_tile[to] = Eight(select(vec4<f16>(), low_$i_$e, inside_$i), select(vec4<f16>(), high_$i_$e, inside_$i));
+#else
+    b_tile[to] = Eight(low_$i_$e, high_$i_$e);
+#endif
+  }
+#end
+#end
+#endpart
+
 #part place x eights ld inside
 // Part of the part stage of gemm_matrix.wgsl: store unit $i of the operand $x, $eights times 8 elements, from
 // $from_$x_$i. $inside: its place along K, as arguments of select.

@@ -27,6 +27,7 @@ class MatrixTile:
     shorter: one or two smaller values of sub_m, rising, for which the shader has code for the last rows of an expert.
     taller: blocks of 16 rows by which an expert's last full tile may be higher, so that they need no tile of their own.
     All subgroups multiply such a block together, each some of its columns.
+    decode_first: B is decoded before A is stored to workgroup memory.
     """
 
     sg_m: int
@@ -39,6 +40,7 @@ class MatrixTile:
     scales_inside: bool = True
     shorter: tuple[int, ...] = ()
     taller: int = 0
+    decode_first: bool = False
     lanes: int = field(default=32, compare=False)  # of a subgroup
 
     @property
@@ -110,6 +112,7 @@ class MatrixTile:
             "LOADS_EXTRA": 0,
             "EXTRA_J": self.n // 16 // (self.sg_m * self.sg_n),
             "STORES_EXTRA": 64 // self.lanes,
+            "DECODE_FIRST": self.decode_first,
         }
 
     def expert_constants(self) -> dict[str, Constant]:

@@ -158,7 +158,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
   {
     let k0 = k_first;
 #include fetch share=$share
-#include stage from=next share=$share
+#include "gemm.inc.wgsl" stage from=next share=$share
   }
   let first = 1u;
 #endif
@@ -188,7 +188,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
     workgroupBarrier();
     {
       let k0 = k_first + (t - 1u) * TILE_K;
-#include stage from=ahead share=$share
+#include "gemm.inc.wgsl" stage from=ahead share=$share
     }
 #include "gemm.inc.wgsl" keep share=$share
   }
@@ -197,7 +197,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
   workgroupBarrier();
   {
     let k0 = k_first + (tiles - 1u) * TILE_K;
-#include stage from=ahead share=$share
+#include "gemm.inc.wgsl" stage from=ahead share=$share
   }
 #else
   for (var t = first; t < tiles; t++) {
@@ -206,7 +206,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #include fetch share=$share
 #include multiply share=$share
     workgroupBarrier();
-#include stage from=next share=$share
+#include "gemm.inc.wgsl" stage from=next share=$share
   }
 #endif
   workgroupBarrier();
@@ -343,18 +343,6 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endif
 #endif
   let next_b_$i = fetch_b(b_from_$i, UNIT);
-#end
-#endpart
-
-#part stage from share
-// Part of gemm_matrix.wgsl: store a loaded tile of A and B ($from_a_0 ..., $from_b_0 ...) to workgroup memory, as f16,
-// with zeros beyond the end of K.
-#unroll i LOADS_A$share
-#include "gemm.inc.wgsl" place x=a eights=1 ld=A_LD inside=a_col_$i,a_row_$i,TRANS_A
-#end
-#include "gemm.inc.wgsl" stage_extra from=$from share=$share
-#unroll i LOADS_B
-#include "gemm.inc.wgsl" place x=b eights=EIGHTS_B ld=B_LD inside=b_row_$i,b_col_$i,TRANS_B
 #end
 #endpart
 

@@ -63,7 +63,7 @@ _BACKWARD = replace(gemm_matrix.OF_HEADS, shorter=(2,))
 _ABOUT, _ABOUT_MOST = 8, 512  # rows from a multiple of a tile's; rows
 _ARRAYS_ABOUT_FORWARD = replace(_FORWARD_FEWER, taller=1)  # about as many rows as one tile of 128 x 128
 _ARRAYS_ABOUT_BACKWARD = replace(_OF_ARRAYS, ahead=False, taller=2)
-_WEIGHTS_ABOUT = replace(_FORWARD, ahead=False)  # but for the forward of NF4
+_WEIGHTS_ABOUT = replace(_FORWARD, ahead=False, decode_first=True)  # but for the forward of NF4
 
 
 @implements("grouped_linear")
