@@ -155,8 +155,13 @@ def _prepare(device: Any, dtype: np.dtype) -> None:
     dry = device.dry_run()
     works = _frozen_gemms, _gemms, _adapters, partial(_attentions, width=128), partial(_attentions, width=64)
     for every in works:
-        *_, last = every(dry, dtype)
-        last.call()
+        sizes = list[_Work]()
+        with suppress(DeviceError):
+            sizes += every(dry, dtype)
+        for work in reversed(sizes):
+            with suppress(DeviceError):  # too large
+                work.call()
+                break
     _small(dry, dtype).call()
     device.prepare(dry)
 
