@@ -145,6 +145,7 @@ def _measured(device: Any, dtype: np.dtype) -> Rates:
     of_adapters, of_small = (_rate(device, _recorded(device, work, _TIMES)) for work in (adapter, small))
     del gemm, dense, wide, narrow, copy, adapter, transfer, small
     device.trim()
+    device.reset_peak()  # a run states its own peak
     busy = _SMALL**2 * (4.0 * _SMALL / matmul + 3.0 * dtype.itemsize * (1 / of_adapters + _PASSES / memory))
     launches = max(1 / of_small - busy, 0.1 / of_small)
     return Rates(matmul, of_dense, of_wide, of_narrow, of_adapters, memory, link, 1 / launches)
