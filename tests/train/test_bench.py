@@ -248,7 +248,7 @@ def test_against_cpu_prints_one_ratio_to_post(monkeypatch: pytest.MonkeyPatch, c
     seconds = {"device": 0.002, "NumPy": 0.3}
     monkeypatch.setattr(against_cpu, "_time_torch", lambda name, stack: Row(name, stack, "bfloat16", 0.2, 0))
     timed = iter(seconds.values())
-    monkeypatch.setattr(against_cpu, "seconds_of", lambda step: step() or next(timed))
+    monkeypatch.setattr(against_cpu, "seconds_of", lambda step, wait: step() or wait() is None or next(timed))
     assert main(["bench", "--against-cpu", "--size", "tiny"]) == 0
     said = capsys.readouterr().out
     found = {line.split()[1]: float(line.split()[3]) for line in said.splitlines() if line.startswith("tiny ")}
@@ -260,7 +260,7 @@ def test_against_cpu_prints_one_ratio_to_post(monkeypatch: pytest.MonkeyPatch, c
 def test_torch_trains_the_same_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, so that torch is imported once."""
     monkeypatch.setattr(against_cpu, "TOKENS", 16)
-    monkeypatch.setattr(against_cpu, "seconds_of", lambda step: 1.0)
+    monkeypatch.setattr(against_cpu, "seconds_of", lambda step, wait: 1.0)
     found = measure_torch(torch_sizes(SHAPES["tiny"]))
     assert len(found["samples"]) == 5 and found["losses"][-1] < found["losses"][0]
     assert found["trainable"] == against_cpu._time_wgrad("tiny", "NumPy", ReferenceDevice()).trainable
@@ -276,7 +276,7 @@ def test_long_steps_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> Non
     calls: list[float] = []
     clock = iter(range(0, 10_000, 10))
     monkeypatch.setattr(against_cpu.time, "perf_counter", lambda: float(next(clock)))
-    assert against_cpu.seconds_of(lambda: calls.append(0.0)) == 10 and len(calls) == 2
+    assert against_cpu.seconds_of(lambda: calls.append(0.0), bool) == 10 and len(calls) == 2
 
 
 def test_steps_are_timed_at_the_full_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,22 @@ def test_steps_are_timed_at_the_full_clock_of_a_gpu(monkeypatch: pytest.MonkeyPa
         clock.worked += seconds
         clock.now += seconds
 
-    assert against_cpu.seconds_of(step) == pytest.approx(0.01)
+    assert against_cpu.seconds_of(step, bool) == pytest.approx(0.01)
+
+
+def test_short_steps_are_timed_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host prepares a step while the device is at the one before, as in a run."""
+    clock = SimpleNamespace(now=0.0, device=0.0)
+    monkeypatch.setattr(against_cpu.time, "perf_counter", lambda: clock.now)
+
+    def step() -> None:
+        clock.now += 0.02
+        clock.device = max(clock.device, clock.now) + 0.03
+
+    def wait() -> None:
+        clock.now = max(clock.now, clock.device)
+
+    assert against_cpu.seconds_of(step, wait) == pytest.approx(0.032, rel=0.02)  # ten, and the host's part of the first
 
 
 @pytest.mark.parametrize(

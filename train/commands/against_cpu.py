@@ -25,12 +25,14 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.bench_model import SHAPES, Shape, build, random_step
 from wgrad.train.options.bench_config import BenchConfig
 from wgrad.train.step.compute import compute_type
+from wgrad.train.step.trainer import HISTORY_STEPS
 
 RANK, TOKENS, LEARNING_RATE = 8, 512, 1e-4
 _SHAPES = {"tiny": ("tiny",), "small": ("smollm2-135m",)}  # by --size
 _ALL = ("smollm2-135m", "tinyllama-1.1b")
 _SETTLE_STEPS, _SAMPLES, _MOST_SECONDS = 3, 5, 5.0
 _SETTLE_SECONDS = 1.0  # a GPU that idles has a sixth of its clock
+_SAMPLE_SECONDS = 0.5
 _GPU, _NUMPY, _TORCH = "device", "NumPy", "torch"
 
 
@@ -91,9 +93,8 @@ def _time_wgrad(name: str, stack: str, device: Device) -> Row:
 
     def step() -> None:
         trainer.step(random_step(next(steps), TOKENS, shape.vocab), LEARNING_RATE)
-        trainer.read_history()  # waits for the device
 
-    return Row(name, stack, compute, seconds_of(step), parameters.count)
+    return Row(name, stack, compute, seconds_of(step, wait=trainer.read_history), parameters.count)
 
 
 def _time_torch(name: str, stack: str) -> Row | None:
@@ -117,22 +118,34 @@ def torch_sizes(shape: Shape) -> dict[str, Any]:
     return {**dataclasses.asdict(shape), **timing, "rank": RANK, "tokens": TOKENS}
 
 
-def seconds_of(step: Callable[[], None]) -> float:
+def seconds_of(step: Callable[[], object], wait: Callable[[], object]) -> float:
     """Return the median seconds of a step, after a few to compile, record and raise a GPU's clock.
 
-    Slow steps are timed fewer times.
+    Short steps are timed many in a row, as in a run, where the host prepares the next while the device works. Slow
+    steps are timed fewer times.
+
+    Args:
+        step: Gives a step to the device.
+        wait: Waits for the device, and reads the history of at most `HISTORY_STEPS` steps.
     """
-    begun, done = time.perf_counter(), 0
+
+    def timed(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        wait()
+        return (time.perf_counter() - start) / count
+
+    begun, done, last = time.perf_counter(), 0, 0.0
     while done < _SETTLE_STEPS or time.perf_counter() - begun < _SETTLE_SECONDS:
         if done and time.perf_counter() - begun > _MOST_SECONDS:
             break
-        step()
+        last = timed(1)
         done += 1
+    count = min(max(1, int(_SAMPLE_SECONDS / last)), HISTORY_STEPS)
     samples, begun = list[float](), time.perf_counter()
     while len(samples) < _SAMPLES and not (samples and time.perf_counter() - begun > _MOST_SECONDS):
-        start = time.perf_counter()
-        step()
-        samples.append(time.perf_counter() - start)
+        samples.append(timed(count))
     return median_spread(samples).seconds
 
 
