@@ -13,7 +13,7 @@ from wgrad.train.model.gguf_activation import write_activation
 from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, rows_axis, tensor_name, write_experts
 from wgrad.train.model.gguf_linear import gguf_shape, to_gguf, write_key_heads, write_linear
 from wgrad.train.model.gguf_mamba import mlp_lengths
-from wgrad.train.model.gguf_shared_keys import SHARING, frequency_factors, shared_specs, shared_value, write_shared
+from wgrad.train.model.gguf_shared_keys import frequency_factors, shared_specs, shared_value, write_shared
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import weight_specs
 
@@ -29,7 +29,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     writer = gguf.GGUFWriter(path, config.gguf)
     _write_sizes(writer, config)
     _write_vocabulary(writer)
-    write_experts(writer, config, config.gguf)
+    write_experts(writer, config)
     write_linear(writer, config)
     write_activation(writer, config, lambda spec: weights[spec.name])
     _write_limits(writer, config)
@@ -47,7 +47,7 @@ def _write_sizes(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_context_length(config.positions if config.position_table else 64)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    if config.gguf in SHARING:
+    if config.gguf_traits.shares:
         write_shared(writer, config)
     else:
         writer.add_feed_forward_length(mlp_lengths(config))
@@ -75,7 +75,7 @@ def _write_limits(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
-    if any(config.windows) and config.gguf not in SHARING:
+    if any(config.windows) and not config.gguf_traits.shares:
         writer.add_sliding_window(max(config.windows))
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)
@@ -109,7 +109,7 @@ def _write_scales(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
 def _write_tensors(writer: gguf.GGUFWriter, config: ModelConfig, weights: dict[str, np.ndarray]) -> None:
     names = name_map(gguf, config.gguf, LAYERS)
     specs = {spec.name: spec for spec in weight_specs(config)}
-    others = shared_specs(config, list(specs.values())) if config.gguf in SHARING else []
+    others = shared_specs(config, list(specs.values())) if config.gguf_traits.shares else []
     in_file = {spec.name: shared_value(spec, specs, lambda spec: weights[spec.name]) for spec in others}
     for name, value in in_file.items():
         if value is not None:

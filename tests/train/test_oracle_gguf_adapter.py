@@ -20,10 +20,10 @@ from tests.train.peft_oracle import our_logits, random_adapter, random_ids
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
+from wgrad.train.files.gguf_traits import TRAITS, traits_of
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_adapter import save_gguf_adapter
-from wgrad.train.model.gguf_shared_keys import SHARING
 from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.step.build import build_frozen
@@ -53,7 +53,7 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, np.ndarray, np.ndarray]
         weights = random_weights(raw)
         folder, adapter = write_checkpoint(tmp_path / "model", raw, weights), tmp_path / "adapter"
         config = load_model_config(folder)
-        if FAMILIES[architecture].gguf in SHARING:
+        if traits_of(FAMILIES[architecture].gguf).shares:
             lora = replace(lora, target_modules=r"model\.layers\.(?!.*modality_router).*")
         write_base(tmp_path / "base.gguf", config, weights)
         save_adapter(adapter, lora, random_adapter(lora, linear_modules(config)), str(folder), config.in_peft)
@@ -98,7 +98,7 @@ def test_an_adapter_that_llama_cpp_would_pass_over_is_refused(tmp_path: Path) ->
 
 def test_rows_as_hugging_face_has_them_are_another_adapter(adapted: Any, tmp_path: Path, monkeypatch: Any) -> None:
     adapter, _, ours = adapted("LlamaForCausalLM", ADAPTERS["alpha"])
-    monkeypatch.setattr(gguf_adapter, "PAIRED", ())
+    monkeypatch.setitem(TRAITS, "llama", replace(TRAITS["llama"], paired=False))
     assert main(["export", "--adapter", str(adapter), "--gguf-lora", str(tmp_path / "adapter.gguf")]) == 0
     theirs = their_log_probabilities(tmp_path / "base.gguf", random_ids(), tmp_path / "adapter.gguf")
     assert np.abs(theirs - ours).max() > 0.05

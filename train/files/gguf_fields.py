@@ -13,6 +13,7 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, show
 from wgrad.train.files.gguf_metadata import read_metadata
+from wgrad.train.files.gguf_traits import traits_of
 
 Kind = TypeVar("Kind", str, int, float, bool)
 _NAMES: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -25,6 +26,7 @@ class GgufFields:
         self.path, self.source = path, source
         self._values = {entry.key: entry.value for entry in read_metadata(path, source)}
         self.architecture = self.get("general.architecture", str, "")
+        self.traits = traits_of(self.architecture)
 
     def __contains__(self, key: str) -> bool:
         return key in self._values

@@ -25,8 +25,9 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import FETCH, show
-from wgrad.train.files.gguf_names import ARCHITECTURES, NORMS_OF_FALCON, PAIRED, QKV, hugging_face_name
+from wgrad.train.files.gguf_names import ARCHITECTURES, NORMS_OF_FALCON, QKV, hugging_face_name
 from wgrad.train.files.gguf_splits import all_parts, check_part, check_tensors, is_split
+from wgrad.train.files.gguf_traits import traits_of
 from wgrad.train.files.input_files import one_line, open_input, reading, refuse_lfs_pointer
 from wgrad.train.files.safetensors_files import TensorEntry
 
@@ -205,8 +206,8 @@ def _entries(reader: Any, path: Path, source: str, fields: dict[str, Any]) -> di
             f"{source}: {path}: general.architecture {show(architecture)} is not read from GGUF: use the model in "
             f"safetensors, or one of the {len(ARCHITECTURES)} architectures that docs/reference/models.md lists"
         )
-    names = ARCHITECTURES[architecture]
-    heads = _heads(architecture, fields, path, source) if architecture in (*PAIRED, "phi2") else {}
+    names, traits = ARCHITECTURES[architecture], traits_of(architecture)
+    heads = _heads(architecture, fields, path, source) if traits.paired or traits.stacks_qkv else {}
     entries: dict[str, TensorEntry] = {}
     _refuse_types(reader, path, source)
     alignment = int(reader.alignment)
@@ -222,7 +223,7 @@ def _entries(reader: Any, path: Path, source: str, fields: dict[str, Any]) -> di
         stored, place = tensor.tensor_type.name, int(tensor.data_offset)
         for stands_for, own, size in _parts(tensor.name, shape, int(tensor.n_bytes), names, heads):
             name, part = hugging_face_name(stands_for, names)
-            turned = heads.get(part, 0) if architecture in PAIRED else 0
+            turned = heads.get(part, 0) if traits.paired else 0
             if turned and own[0] % (2 * turned):
                 raise WgradError(f"{source}: {path}: {tensor.name} must have whole heads, got {list(own)}: {FETCH}")
             dtype = "F32" if part in _DECODED and stored in gguf_formats() else stored

@@ -211,7 +211,7 @@ _NEMOTRON_H_MOE = _NEMOTRON_H | {
 QKV = "attn_qkv"  # files of Phi-2 may have q, k and v in one tensor
 # Divisors of each pair's frequency: llama3's scaling, and longrope's beyond the original length and within it.
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
-# Names of tensors by general.architecture; PAIRED below are those whose rotary embedding rotates neighboring rows.
+# Names of tensors by general.architecture.
 ARCHITECTURES = {
     **dict.fromkeys(
         ("llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "smollm3", "granite", "gemma", "stablelm"), _NAMES
@@ -264,10 +264,6 @@ ARCHITECTURES = {
         "post_ffw_norm": "post_mlp_layernorm",
     },
 }
-PAIRED = (
-    "llama", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "arcee", "olmo",
-    "mistral3",
-)  # fmt: skip
 
 
 def hugging_face_name(name: str, names: dict[str, str]) -> tuple[str, str]:

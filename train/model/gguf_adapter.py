@@ -18,7 +18,6 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_file
 from wgrad.train.files.gguf_files import permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
-from wgrad.train.files.gguf_names import PAIRED
 from wgrad.train.model.adapter_config import refuse_variant
 from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, tensor_name
 from wgrad.train.model.gguf_linear import order_of
@@ -147,7 +146,7 @@ def _parts(
 
 def heads_side_by_side(config: ModelConfig, module: str) -> int:
     """Return the number of heads of a projection whose rows llama.cpp permutes; 0 if it keeps Hugging Face's order."""
-    if config.gguf not in PAIRED or config.interleaved:
+    if not config.gguf_traits.paired or config.interleaved:
         return 0
     part = module.rpartition(".")[2]
     return {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(part, 0)

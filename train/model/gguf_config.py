@@ -14,31 +14,21 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+from wgrad.train.files.gguf_traits import FileKey, GgufTraits
 from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.config_file import RopeFile
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import keys_of_experts
-from wgrad.train.model.gguf_fixed import EXAONE_32B, GGUF_LARGEST, GRANITE, UNROUNDED
 from wgrad.train.model.gguf_latent import keys_of_latent, yarn_of_latent
 from wgrad.train.model.gguf_linear import keys_of_linear
-from wgrad.train.model.gguf_mamba import MAMBA_2, UNROTATED, keys_of_mamba
-from wgrad.train.model.gguf_shared_keys import SHARING, keys_of_shared
+from wgrad.train.model.gguf_mamba import keys_of_mamba
+from wgrad.train.model.gguf_shared_keys import keys_of_shared
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 
 # Llama 3.1 and 3.2. GGUF has only the frequency factors that result from these, as a tensor.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_GEMMA = ("gemma2", "gemma3")
-# Architectures with LayerNorm, and the name of its epsilon in config.json.
-_LAYER_NORM = {
-    **dict.fromkeys(("phi2", "stablelm", "jais2", "cohere2", "command-r"), "layer_norm_eps"),
-    "gptneox": "layer_norm_eps",
-    **dict.fromkeys(("falcon", "gpt2", "starcoder"), "layer_norm_epsilon"),
-    "starcoder2": "norm_epsilon",
-    "nemotron": "norm_eps",
-    "olmo": "rms_norm_eps",  # config.json of OLMo has no epsilon: it is the same in every model
-}
 _WINDOW = "attention.sliding_window"
 _ORIGINAL = "rope.scaling.original_context_length"
 
@@ -53,7 +43,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     Raises:
         WgradError: A key is missing or wrong, or the model is not supported.
     """
-    name, prefix = fields.architecture, fields.architecture + "."
+    traits, prefix = fields.traits, fields.architecture + "."
     experts = fields.get(prefix + "expert_count", int, 0)
     architecture = _architecture(fields, experts)
 
@@ -61,7 +51,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         return fields.needed(prefix + key, int)
 
     hidden, layers = number("embedding_length"), number("block_count")
-    heads = 1 if name == MAMBA_2 else number("attention.head_count")
+    heads = number("attention.head_count") if traits.attends else 1
     layers -= (extra := fields.get(prefix + "nextn_predict_layers", int, 0))
     if heads < 1 or hidden < 1:
         raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")
@@ -87,14 +77,12 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         "rope_theta": _theta(fields),
         **_rope(architecture, fields, tensors, width, latent),
         "partial_rotary_factor": _part(rotated, width),
-        **_biases(name, tensors),
+        **_told(traits, tensors),
         **keys_of_mamba(fields, tensors),
         **keys_of_experts(fields, experts),
         **keys_of_linear(fields),
         **latent,
-        **_layer_norm_variant(name, tensors),
-        **_by_heads(fields, tensors, _part(rotated, width)),
-        **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
+        **_variant(fields, tensors, _part(rotated, width), hidden // heads if layers == traits.largest else width),
         **_shared(fields, tensors),
     }
 
@@ -118,9 +106,9 @@ def _architecture(fields: GgufFields, experts: int) -> str:
 
 def _head_widths(architecture: str, fields: GgufFields, latent: dict[str, Any], usual: int) -> tuple[int, int]:
     """Return the numbers of a head, and how many of them are rotated. usual: width if the file states none."""
-    name, prefix = fields.architecture, fields.architecture + "."
+    prefix = fields.architecture + "."
     width = latent.get("qk_rope_head_dim") or fields.get(prefix + "attention.key_length", int, usual)
-    rotated = fields.get(prefix + "rope.dimension_count", int, width) if name not in UNROTATED else width
+    rotated = fields.get(prefix + "rope.dimension_count", int, width) if not fields.traits.unrotated else width
     whole = {} if latent else {"attention.value_length": fields.get(prefix + "attention.value_length", int, width)}
     if not FAMILIES[architecture].keys.partial_rotary or not 0 < rotated < width:
         whole["rope.dimension_count"] = rotated
@@ -147,7 +135,7 @@ def _key_heads(fields: GgufFields, heads: int) -> int:
     if not fields.is_list(key):
         return fields.get(key, int, heads)
     listed = {*fields.whole_numbers(key)} - {0}
-    if fields.architecture in SHARING and listed:
+    if fields.traits.shares and listed:
         return max(listed)  # `keys_of_shared` adds the number of each kind of layer
     if len(listed) != 1:
         raise fields.error(key, f"must be the same in all layers with attention, got {sorted(listed)}")
@@ -155,14 +143,14 @@ def _key_heads(fields: GgufFields, heads: int) -> int:
 
 
 def _epsilon(fields: GgufFields) -> dict[str, float]:
-    own = _LAYER_NORM.get(fields.architecture)
+    own = fields.traits.layer_norm
     key = "layer_norm_epsilon" if own else "layer_norm_rms_epsilon"
     return {own or "rms_norm_eps": fields.needed(f"{fields.architecture}.attention.{key}", float)}
 
 
 def _shared(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
     """Return the config.json keys of models whose layers share attention's keys and values."""
-    if fields.architecture not in SHARING:
+    if not fields.traits.shares:
         return {}
     factors = _factors(fields, tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
     return keys_of_shared(fields, tensors, factors)
@@ -171,12 +159,12 @@ def _shared(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str,
 def _rope(
     architecture: str, fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int, latent: dict[str, Any]
 ) -> dict[str, Any]:
-    if fields.architecture in SHARING:
+    if fields.traits.shares:
         return {}
     scaling = yarn_of_latent(fields, _scaling(fields, tensors, width), latent)
-    if fields.architecture == "mistral3":
+    if fields.traits.states_yarn:
         return _mistral3_rope(fields, scaling)
-    if fields.architecture in UNROUNDED and scaling is not None:
+    if fields.traits.unrounded_yarn and scaling is not None:
         scaling["truncate"] = False
     if FAMILIES[architecture].gguf_key != _WINDOW:
         scaled_by_default = FAMILIES[architecture].keys.default_rope != RopeFile()
@@ -212,90 +200,49 @@ def _part(rotated: int, width: int) -> float:
     return part if int(width * part) == rotated else math.nextafter(part, 1.0)
 
 
-def _biases(name: str, tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
-    first = "model.layers.0."
-    parts = {"attention_bias": f"{first}self_attn.o_proj.bias", "mlp_bias": f"{first}mlp.down_proj.bias"}
-    if name in ("seed_oss", "glm4", "chatglm", "glm4moe"):
-        parts["attention_bias"] = f"{first}self_attn.q_proj.bias"
-    return {key: tensor in tensors for key, tensor in parts.items()}
+def _told(traits: GgufTraits, tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
+    """Return the keys that tensors of the first layer tell."""
+    told = {"attention_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.down_proj.bias"} | traits.told
+    return {
+        key: ("model.layers.0." + tensor.lstrip("!") in tensors) != tensor.startswith("!")
+        for key, tensor in told.items()
+    }
 
 
-def _layer_norm_variant(name: str, tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
-    first = "model.layers.0."
-    if name == "stablelm":
-        parallel = f"{first}post_attention_layernorm.weight" not in tensors
-        return {"use_qkv_bias": f"{first}self_attn.q_proj.bias" in tensors, "use_parallel_residual": parallel}
-    if name == "glm4moe":
-        return {"use_qk_norm": f"{first}self_attn.q_norm.weight" in tensors}
-    return {"use_bias": f"{first}self_attn.o_proj.bias" in tensors} if name in ("starcoder2", "ernie4_5") else {}
+def _variant(fields: GgufFields, tensors: Mapping[str, TensorEntry], part: float, scored: int) -> dict[str, Any]:
+    """Return the keys that only some architectures have.
 
-
-def _by_heads(fields: GgufFields, tensors: Mapping[str, TensorEntry], part: float) -> dict[str, Any]:
-    """Return the keys of GPT-NeoX, GPT-2 or Falcon. part: share of a head that is rotated."""
-    name = fields.architecture
-    if name == "gptneox":
-        parallel = fields.get("gptneox.use_parallel_residual", bool, True)
-        biased = "model.layers.0.attention.dense.bias" in tensors
-        rope = {"rotary_emb_base": _theta(fields), "rotary_pct": part}
-        return {**rope, "use_parallel_residual": parallel, "attention_bias": biased}
-    if name in ("gpt2", "starcoder"):
-        heads = fields.needed(f"{name}.attention.head_count", int)
-        shared = _key_heads(fields, heads) == 1
-        return {"n_inner": fields.needed(f"{name}.feed_forward_length", int), "multi_query": shared}
-    if name != "falcon":
-        return {}
-    heads = _key_heads(fields, fields.needed("falcon.attention.head_count", int))
-    norms = 2 if "model.layers.0.ln_attn.weight" in tensors else 1
-    width = fields.needed("falcon.feed_forward_length", int)
-    keys = {"num_kv_heads": heads, "num_ln_in_parallel_attn": norms, "ffn_hidden_size": width}
-    return {"new_decoder_architecture": True, **keys}
-
-
-def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
-    """Return the keys that only some architectures have. scored: scores are scaled by 1 / sqrt(scored)."""
-    prefix = name + "."
-    found: dict[str, Any] = {}
-    if name in _GEMMA:
+    part: share of a head that is rotated. scored: scores are scaled by 1 / sqrt(scored).
+    """
+    traits, prefix = fields.traits, fields.architecture + "."
+    found = traits.constants | {key.key: _stated(fields, key) for key in traits.keys}
+    found |= dict(zip(traits.rope_names, (_theta(fields), part)))
+    if traits.multi_query or traits.counts_norms:
+        heads = _key_heads(fields, fields.needed(prefix + "attention.head_count", int))
+        norms = 2 if "model.layers.0.ln_attn.weight" in tensors else 1
+        counted = {"num_kv_heads": heads, "num_ln_in_parallel_attn": norms}
+        found |= {"multi_query": heads == 1} if traits.multi_query else counted
+    if traits.largest is not None:
         found["query_pre_attn_scalar"] = scored
-        window = fields.get if name == "gemma3" else fields.needed  # without the key, Gemma 3 has none
-        found["sliding_window"] = window(prefix + _WINDOW, int) or None
-        # If these keys are missing, llama.cpp uses Gemma 2's values.
-        for key, own in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
-            found[key] = fields.get(prefix + key, float, own) if name == "gemma2" else fields.get(prefix + key, float)
-    if name == "gpt-oss":
-        found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
-        found["intermediate_size"] = fields.needed(prefix + "expert_feed_forward_length", int)
-    if name in ("cohere2", "command-r"):
-        found["logit_scale"] = fields.needed(prefix + "logit_scale", float)
-    if name in ("cohere2", "afmoe", "exaone-moe"):
-        found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
-    if name == "exaone4":
-        layers, every = EXAONE_32B
-        large = fields.needed(prefix + "block_count", int) == layers
+    if traits.windowed is not None:
+        large = fields.needed(prefix + "block_count", int) == traits.windowed
         found["sliding_window"] = fields.get(prefix + _WINDOW, int, 4096) if large else None
-        found["sliding_window_pattern"] = every
-    if name == "afmoe":
-        found["mup_enabled"] = True
-    if name == "olmo":
-        found["clip_qkv"] = fields.get(prefix + "attention.clamp_kqv", float)
-    if name == "phi3":
-        found["sliding_window"] = fields.get(prefix + _WINDOW, int) or None
-        found["original_max_position_embeddings"] = fields.get(prefix + _ORIGINAL, int)
-    if name == "olmo2" and fields.get(prefix + _WINDOW, int, 0) > 0:
+        found["sliding_window_pattern"] = traits.one_full_of
+    if traits.lists_windows and fields.get(prefix + _WINDOW, int, 0) > 0:
         kinds = ("full_attention", "sliding_attention")
         slides = fields.numbers(f"{prefix}{_WINDOW}_pattern")
         found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
         found["layer_types"] = [kinds[bool(layer)] for layer in slides] or None
-    if name in GRANITE:
-        keys = {
-            "embedding_scale": "embedding_multiplier",
-            "attention.scale": "attention_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        }
-        found |= {ours: fields.get(prefix + theirs, float, 1.0) for theirs, ours in keys.items()}
+    if traits.scaled:
         found["attention_multiplier"] = fields.get(prefix + "attention.scale", float, scored**-0.5)
     return found
+
+
+def _stated(fields: GgufFields, key: FileKey) -> Any:
+    """Return the value of a key of config.json that a key of the file states."""
+    name = f"{fields.architecture}.{key.stated}"
+    value = fields.needed(name, key.kind) if key.needed else fields.get(name, key.kind, key.default)
+    return value or None if key.zero_is_none else value
 
 
 def _scaling(fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int) -> dict[str, Any] | None:

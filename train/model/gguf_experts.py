@@ -14,17 +14,14 @@ import numpy as np
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
-from wgrad.train.model.gguf_latent import MISTRAL_4, kv_b_rows, shape_by_head
+from wgrad.train.model.gguf_latent import kv_b_rows, shape_by_head
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
-from wgrad.train.model.gguf_llama4 import LLAMA_4, keys_of_llama4, write_llama4
-from wgrad.train.model.gguf_mamba import GRANITE_HYBRID, NEMOTRON_MOE
+from wgrad.train.model.gguf_llama4 import keys_of_llama4, write_llama4
 from wgrad.train.model.gguf_scored import (
-    RENAMED,
     keys_of_deepseek2,
     keys_of_ernie,
     keys_of_gemma4,
     keys_of_nemotron,
-    keys_of_renamed,
     keys_of_scored,
     keys_of_softmax,
     without_scored_place,
@@ -39,40 +36,15 @@ _ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d", ".ffn_norm")
 HALVES = ("gate_proj", "up_proj")
 SHARED = "mlp.shared_expert"
 FUSED_MLP = ("shared_mlp.input_linear", "shared_mlp.output_linear")  # an MLP whose gate and up GGUF splits
-# Whether llama.cpp normalizes the chosen experts' weights, by architecture.
-_NORMALIZED = {
-    **dict.fromkeys(
-        (
-            "ernie4_5-moe",
-            "gemma4",
-            "llama",
-            "qwen3moe",
-            "qwen3next",
-            "qwen35moe",
-            "gpt-oss",
-            "granitemoe",
-            GRANITE_HYBRID,
-            "hunyuan-moe",
-            "lfm2moe",
-            "minimax-m2",
-        ),
-        True,
-    ),
-    **dict.fromkeys(("olmoe", "qwen2moe"), False),
+EXPERT_KEYS = {  # of config.json, by `GgufTraits.expert_keys`
+    "block": keys_of_gemma4,
+    "scored": keys_of_scored,
+    "latent": keys_of_nemotron,
+    "by_width": keys_of_ernie,
+    "gated": keys_of_deepseek2,
+    "softmax": keys_of_softmax,
+    "every_nth": keys_of_llama4,
 }
-_OWN_KEYS = {
-    "gemma4": keys_of_gemma4,
-    "glm4moe": keys_of_scored,
-    "dots1": keys_of_scored,
-    **dict.fromkeys(RENAMED, keys_of_renamed),
-    NEMOTRON_MOE: keys_of_nemotron,
-    "ernie4_5-moe": keys_of_ernie,
-    "deepseek2": keys_of_deepseek2,
-    MISTRAL_4: keys_of_softmax,
-    LLAMA_4: keys_of_llama4,
-}
-UNSCALED = ("lfm2moe", "minimax-m2")  # llama.cpp reads no factor of the experts' weights for these
-_SWIGLU = {"gpt-oss": (1.702, 7.0)}  # alpha and limit
 
 
 def gguf_specs(config: ModelConfig) -> list[WeightSpec]:
@@ -199,13 +171,13 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
     return {ours: theirs for ours, theirs in found.items() if theirs}
 
 
-def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
+def write_experts(writer: Any, config: ModelConfig) -> None:
     """Write the keys of the experts, if the model has any."""
     if config.experts is None:
         return
     writer.add_expert_count(config.experts.count)
     writer.add_expert_used_count(config.experts.chosen)
-    if architecture not in ("llama", "olmoe"):
+    if config.gguf_traits.states_expert_width:
         writer.add_expert_feed_forward_length(config.experts.width)
     if config.experts.shared_width:
         writer.add_expert_shared_feed_forward_length(config.experts.shared_width)
@@ -214,20 +186,21 @@ def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
     write_llama4(writer, config)
     if config.experts.correction or config.latent is not None:
         listed = bool(config.mlp_layers)
-        write_scored(writer, require_gguf("--format gguf", architecture), config.experts, listed)
+        write_scored(writer, require_gguf("--format gguf", config.gguf), config.experts, listed)
 
 
-def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
+def without_place(config: ModelConfig) -> Iterator[str]:
     """Yield the properties of the experts that llama.cpp does not support for this architecture."""
+    traits = config.gguf_traits
     if config.experts is None:
         return
-    if config.experts.normalize != _NORMALIZED.get(architecture, config.experts.normalize):
+    if traits.normalizes not in (None, config.experts.normalize):
         yield f"experts whose weights {'' if config.experts.normalize else 'do not '}add up to 1"
-    if architecture in ("olmoe", "dots1") and config.num_key_value_heads != config.num_attention_heads:
+    if traits.equal_heads and config.num_key_value_heads != config.num_attention_heads:
         yield "fewer heads of keys than of queries"
-    if architecture in UNSCALED and (config.experts.share_scale != 1 or not config.experts.correction):
+    if traits.unscaled and (config.experts.share_scale != 1 or not config.experts.correction):
         yield "experts whose weights are scaled, or chosen without a bias"
-    if config.mlp_layers or architecture == LLAMA_4:  # files say which layers have experts
+    if config.mlp_layers or traits.chunked:  # files say which layers have experts
         pass
     elif config.experts.correction or config.latent is not None:
         yield from without_scored_place(config.experts)
@@ -236,7 +209,7 @@ def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
     if config.experts.biased and not (config.qkv_bias and config.o_bias):
         yield "biases of experts and none of attention"
     swiglu = (config.experts.alpha, config.experts.limit)
-    if swiglu != _SWIGLU.get(architecture, (0.0, 0.0)):
+    if swiglu != traits.swiglu:
         yield f"experts with swiglu_alpha {swiglu[0]:g} and swiglu_limit {swiglu[1]:g}"
 
 
@@ -244,13 +217,12 @@ def keys_of_experts(fields: GgufFields, count: int) -> dict[str, Any]:
     """Return the config.json keys of the experts. count: number of experts."""
     if not count:
         return {}
-    prefix = fields.architecture + "."
-    if fields.architecture in _OWN_KEYS:
-        return _OWN_KEYS[fields.architecture](fields, count, fields.needed(prefix + "expert_used_count", int))
-    if fields.architecture not in _NORMALIZED:
+    prefix, traits = fields.architecture + ".", fields.traits
+    if traits.expert_keys:
+        return EXPERT_KEYS[traits.expert_keys](fields, count, fields.needed(prefix + "expert_used_count", int))
+    if traits.normalizes is None:
         raise fields.error(prefix + "expert_count", f"must be 0 for this architecture, got {count}")
-    found = {"num_local_experts": count, "norm_topk_prob": _NORMALIZED[fields.architecture]}
-    found |= {} if fields.architecture == GRANITE_HYBRID else {"num_experts": count}
+    found = {**dict.fromkeys(traits.counts, count), "norm_topk_prob": traits.normalizes}
     found["num_experts_per_tok"] = fields.needed(prefix + "expert_used_count", int)
     widths = {"moe_intermediate_size": "expert_"}
     widths |= dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), "expert_shared_")

@@ -16,6 +16,7 @@ import numpy as np
 
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import GgufEntry
+from wgrad.train.files.gguf_traits import TRAITS
 from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.gguf_linear import write_key_heads
 from wgrad.train.model.latent_attention import KV_B
@@ -23,21 +24,18 @@ from wgrad.train.model.model_config import ModelConfig
 
 K_B, V_B = "self_attn.k_b_proj", "self_attn.v_b_proj"
 BY_HEAD_PARTS = (f"{K_B}.weight", f"{V_B}.weight")
-MISTRAL_4 = "mistral4"
-SPLIT = ("deepseek2", MISTRAL_4)  # the architectures of such files
 _LENGTHS = ("head_count", "head_count_kv", "key_length", "value_length", "key_length_mla", "value_length_mla")
 LENGTHS = tuple(
-    f"{name}.attention.{key}" for name in SPLIT for key in _LENGTHS
+    f"{name}.attention.{key}" for name, own in TRAITS.items() if own.splits_kv_b for key in _LENGTHS
 )  # written by `write_heads`; newer files differ from older ones in these
 # Layers, and vocabulary or 0 for any, by which llama.cpp recognizes models without q_lora_rank.
 _PLAIN_QUERIES = ((26, 0), (27, 0), (48, 128_256))
-_MINICPM3 = (12.0, 1.4, 256)  # scale_emb, scale_depth and dim_model_base, fixed in llama.cpp
 
 
 def kv_b_rows(config: ModelConfig, name: str) -> dict[str, np.ndarray]:
     """Return the rows of a kv_b_proj that each of its tensors in GGUF has, by name; {} if GGUF does not split it."""
     c = config.latent
-    if c is None or not name.endswith(f"{KV_B}.weight") or config.gguf not in SPLIT:
+    if c is None or not name.endswith(f"{KV_B}.weight") or not config.gguf_traits.splits_kv_b:
         return {}
     rows = np.arange(config.num_attention_heads * (c.plain + c.value)).reshape(config.num_attention_heads, -1)
     owner = name.removesuffix(f"{KV_B}.weight")
@@ -115,7 +113,7 @@ def write_heads(writer: Any, config: ModelConfig) -> None:
     if c is None:
         write_key_heads(writer, config)
         widths = (config.head_dim, config.head_dim)
-    elif config.gguf in SPLIT:
+    elif config.gguf_traits.splits_kv_b:
         writer.add_head_count_kv(1)
         widths = (c.rank + c.rotated, c.rank)
         writer.add_key_length_mla(c.width)
@@ -137,7 +135,7 @@ def write_latent(writer: Any, config: ModelConfig) -> None:
     writer.add_kv_lora_rank(c.rank)
     if config.rope.type == "yarn":
         writer.add_rope_scaling_yarn_log_mul(0.1 * _all_dims(config))  # llama.cpp's converter writes a tenth
-        if config.gguf == MISTRAL_4:
+        if config.gguf_traits.states_growth:
             writer.add_attn_temperature_scale(config.query_growth)
             writer.add_attn_temperature_length(config.query_length)
 
@@ -148,22 +146,22 @@ def _all_dims(config: ModelConfig) -> float:
     return 0.0 if rope.factor <= 1 else (math.sqrt(rope.score_factor) - 1) / (0.1 * math.log(rope.factor))
 
 
-def without_latent_place(config: ModelConfig, architecture: str) -> Iterator[str]:
+def without_latent_place(config: ModelConfig) -> Iterator[str]:
     """Yield the properties of a model with latent attention that GGUF has no key for."""
-    c, rope = config.latent, config.rope
+    c, rope, traits = config.latent, config.rope, config.gguf_traits
     if c is None:
         return
-    if rope.type == "yarn" and (architecture not in SPLIT or not _all_dims(config) or rope.attention_factor != 1):
+    if rope.type == "yarn" and (not traits.splits_kv_b or not _all_dims(config) or rope.attention_factor != 1):
         yield "yarn scaling with mscale other than mscale_all_dim"
-    if rope.type == "yarn" and architecture == MISTRAL_4 and not math.isclose(_all_dims(config), 1, rel_tol=1e-6):
+    if rope.type == "yarn" and traits.states_growth and not math.isclose(_all_dims(config), 1, rel_tol=1e-6):
         yield "mscale_all_dim other than 1"
-    if not config.interleaved and architecture in SPLIT:
+    if not config.interleaved and traits.splits_kv_b:
         yield "rope_interleave false"
     sizes = (config.num_hidden_layers, 0), (config.num_hidden_layers, config.vocab_size)
-    if architecture in SPLIT and any(size in _PLAIN_QUERIES for size in sizes) == bool(c.query_rank):
+    if traits.splits_kv_b and any(size in _PLAIN_QUERIES for size in sizes) == bool(c.query_rank):
         yield f"{'a' if c.query_rank else 'no'} q_lora_rank with {config.num_hidden_layers} layers"
-    if architecture == "minicpm3":
-        embedding, depth, base = _MINICPM3
+    if traits.scales is not None:
+        embedding, depth, base = traits.scales
         own = (config.embedding_scale, config.residual_scale, config.logit_scale)
         usual = (embedding, depth / math.sqrt(config.num_hidden_layers), base / config.hidden_size)
         if not np.allclose(own, usual, rtol=1e-6):
@@ -201,12 +199,12 @@ def yarn_of_latent(fields: GgufFields, scaling: dict[str, Any] | None, latent: d
     key = fields.architecture + ".rope.scaling.yarn_log_multiplier"
     if not latent or scaling is None or scaling["rope_type"] != "yarn":
         return scaling
-    all_dims = 1.0 if fields.architecture == MISTRAL_4 else round(10 * fields.needed(key, float), 6)  # as in llama.cpp
+    all_dims = 1.0 if fields.traits.states_growth else round(10 * fields.needed(key, float), 6)  # as in llama.cpp
     scaling = scaling | {"mscale": all_dims, "mscale_all_dim": all_dims}
-    if fields.architecture == MISTRAL_4:
-        key = f"{MISTRAL_4}.attention.temperature_length"
+    if fields.traits.states_growth:
+        key = f"{fields.architecture}.attention.temperature_length"
         length: int = scaling.get("original_max_position_embeddings", 0)
         if fields.get(key, int, length) != length:
             raise fields.error(key, f"must be the original length, {length}")
-        scaling["llama_4_scaling_beta"] = fields.get(f"{MISTRAL_4}.attention.temperature_scale", float, 0.0)
+        scaling["llama_4_scaling_beta"] = fields.get(key.replace("length", "scale"), float, 0.0)
     return scaling

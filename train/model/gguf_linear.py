@@ -18,7 +18,6 @@ from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import GgufEntry, require_gguf
 from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.gguf_mamba import (
-    MAMBA,
     key_heads,
     mamba_shape,
     mamba_to_gguf,
@@ -321,7 +320,7 @@ def keys_of_linear(fields: GgufFields) -> dict[str, Any]:
         epsilon = fields.needed(prefix + "attention.layer_norm_rms_epsilon", float)
         plain = {"block_auto_adjust_ff_dim": False, "norm_eps": epsilon}
         return {"conv_L_cache": width, "layer_types": kinds, **plain}
-    if prefix + "ssm.time_step_rank" not in fields or fields.architecture in MAMBA:
+    if prefix + "ssm.time_step_rank" not in fields or fields.traits.mamba:
         return {}
     heads, inner = (fields.needed(prefix + key, int) for key in ("ssm.time_step_rank", "ssm.inner_size"))
     return {

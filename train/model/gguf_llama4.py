@@ -11,8 +11,6 @@ from typing import Any
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.model.model_config import ModelConfig
 
-LLAMA_4 = "llama4"
-ONE_UNROTATED_OF = 4  # this many layers: it has no rotary embeddings, and sees all tokens
 _CHUNK, _GROWTH, _LENGTH = 8192, 0.1, 8192  # of attention; of queries in layers without rotary embeddings
 _UNNORMED = 128  # experts of the model without norms of heads
 _WINDOW = "attention.sliding_window"
@@ -20,13 +18,13 @@ _WINDOW = "attention.sliding_window"
 
 def write_llama4(writer: Any, config: ModelConfig) -> None:
     """Write which layers have experts: every N-th."""
-    if config.gguf == LLAMA_4 and config.experts is not None:
+    if config.gguf_traits.chunked and config.experts is not None:
         writer.add_interleave_moe_layer_step(config.experts.layers.index(True) + 1)
 
 
 def without_llama4_place(config: ModelConfig) -> Iterator[str]:
     """Yield the properties that differ from llama.cpp's fixed values."""
-    if config.gguf != LLAMA_4:
+    if not config.gguf_traits.chunked:
         return
     if config.experts is None:
         yield "no layer with experts"
@@ -57,7 +55,7 @@ def keys_of_llama4(fields: GgufFields, count: int, chosen: int) -> dict[str, Any
         "interleave_moe_layer_step": fields.needed(prefix + "interleave_moe_layer_step", int),
         "moe_layers": None,
         "use_qk_norm": count != _UNNORMED,
-        "no_rope_layer_interval": ONE_UNROTATED_OF,
+        "no_rope_layer_interval": fields.traits.one_unrotated_of,
         "attention_chunk_size": _CHUNK,
         "attn_temperature_tuning": True,
         "attn_scale": _GROWTH,

@@ -20,12 +20,7 @@ from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes
 
-FALCON, GRANITE_HYBRID, NEMOTRON, NEMOTRON_MOE = "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe"
-MAMBA_2 = "mamba2"  # without attention
-NEMOTRONS = (NEMOTRON, NEMOTRON_MOE)
-MAMBA = (FALCON, GRANITE_HYBRID, MAMBA_2, *NEMOTRONS)
-_ROTATES = "rope.scaling.finetuned"  # for GRANITE_HYBRID: whether it has rotary embeddings, as Bamba; default true
-UNROTATED = (GRANITE_HYBRID, MAMBA_2, *NEMOTRONS, "gpt2", "starcoder")  # their `rope.dimension_count` is meaningless
+_ROTATES = "rope.scaling.finetuned"  # whether layers have rotary embeddings, as Bamba's; default true
 # Transformers' lower limit of time steps for Nemotron-H. llama.cpp has none, but so short a step changes little.
 _LEAST_STEP = 1e-3
 
@@ -47,7 +42,7 @@ def _is_part(c: Mamba2, name: str) -> bool:
 
 def mamba_to_gguf(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
     """Convert a weight, or an adapter's matrix with the same rows, to GGUF's values. name: the weight's."""
-    if config.gguf not in MAMBA:
+    if not config.gguf_traits.mamba:
         return value
     if name.endswith(".A_log"):
         return np.asarray(-np.exp(value))
@@ -58,7 +53,7 @@ def mamba_to_gguf(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarr
 def multiplier(config: ModelConfig, name: str) -> np.ndarray | None:
     """Return the factors of a weight's rows in GGUF, float32 [rows] or [1], or None if they are unchanged."""
     c = config.linear
-    if config.gguf != FALCON or not isinstance(c, Mamba2) or not name.endswith(".weight"):
+    if not config.gguf_traits.multiplied or not isinstance(c, Mamba2) or not name.endswith(".weight"):
         return None
     if name in (EMBEDDING, HEAD):
         return np.array([config.embedding_scale if name == EMBEDDING else config.logit_scale], np.float32)
@@ -80,7 +75,7 @@ def multiplier(config: ModelConfig, name: str) -> np.ndarray | None:
 
 def plain_keys(config: ModelConfig) -> dict[str, Any]:
     """Return the keys for a config.json next to a GGUF file: multipliers of 1, since the weights contain them."""
-    if config.gguf != FALCON:
+    if not config.gguf_traits.multiplied:
         return {}
     keys = ("key", "embedding", "lm_head", "attention_in", "attention_out", "ssm_in", "ssm_out")
     lists = {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
@@ -116,9 +111,9 @@ def write_mamba(writer: Any, config: ModelConfig) -> None:
     writer.add_ssm_group_count(c.groups)
     writer.add_ssm_inner_size(c.inner)
     writer.add_ssm_time_step_rank(c.heads)
-    if config.gguf in NEMOTRONS:
+    if config.gguf_traits.one_mixer:
         writer.add_layer_norm_eps(config.rms_norm_eps)  # llama.cpp requires it but does not use it
-    if config.gguf == GRANITE_HYBRID:
+    if config.gguf_traits.states_rotation:
         writer.add_rope_scaling_finetuned(False)
 
 
@@ -153,16 +148,16 @@ def without_mamba_place(config: ModelConfig) -> Iterator[str]:
     low, high = c.limits
     if low > _LEAST_STEP or high != UNLIMITED[1]:
         yield f"time steps limited to {low:g} to {high:g}"
-    if config.gguf in (GRANITE_HYBRID, MAMBA_2) and c.inner != 2 * config.hidden_size:
+    if config.gguf_traits.doubled and c.inner != 2 * config.hidden_size:
         yield f"layers with Mamba-2 of {c.inner} numbers, not twice the {config.hidden_size} of the stream"
-    if config.gguf == FALCON and config.tie_word_embeddings and config.embedding_scale != config.logit_scale:
+    if config.gguf_traits.multiplied and config.tie_word_embeddings and config.embedding_scale != config.logit_scale:
         yield "one matrix for embedding and head, with multipliers of their own"
 
 
 def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
     """Return the config.json keys of Mamba-2; {} if the model has none."""
-    name, prefix = fields.architecture, fields.architecture + "."
-    if name not in MAMBA:
+    traits, prefix = fields.traits, fields.architecture + "."
+    if not traits.mamba:
         return {}
     state, groups, inner, heads = (
         fields.needed(f"{prefix}ssm.{key}", int)
@@ -172,38 +167,13 @@ def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dic
     if heads < 1 or inner % heads:
         raise fields.error(prefix + "ssm.inner_size", f"must be a multiple of {heads}, the heads, got {inner}")
     biased = any(tensor.endswith(".conv1d.bias") for tensor in tensors)
-    if name == MAMBA_2:
-        return {
-            "state_size": state,
-            "n_groups": groups,
-            "num_heads": heads,
-            "head_dim": inner // heads,
-            "conv_kernel": width,
-            "use_conv_bias": biased,
-            "expand": _expand_of(inner, hidden),
-            "layer_norm_epsilon": fields.needed(prefix + "attention.layer_norm_rms_epsilon", float),
-        }
-    if name in NEMOTRONS:
-        return {
-            "layers_block_type": _kinds_of_nemotron(fields),
-            "ssm_state_size": state,
-            "n_groups": groups,
-            "mamba_num_heads": heads,
-            "mamba_head_dim": inner // heads,
-            "conv_kernel": width,
-            "use_conv_bias": biased,
-            "time_step_min": 0.0,
-            "layer_norm_epsilon": fields.needed(prefix + "attention.layer_norm_rms_epsilon", float),
-        }
-    found: dict[str, Any] = {
-        "mamba_d_state": state,
-        "mamba_n_groups": groups,
-        "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads,
-        "mamba_d_conv": width,
-        "mamba_conv_bias": biased,
-    }
-    if name == FALCON:
+    found: dict[str, Any] = dict(zip(traits.mamba, (state, groups, heads, inner // heads, width, biased)))
+    if traits.one_mixer:
+        found |= {"layers_block_type": _kinds_of_nemotron(fields), "time_step_min": 0.0}
+    if traits.one_mixer or not traits.attends:
+        found["layer_norm_epsilon"] = fields.needed(prefix + "attention.layer_norm_rms_epsilon", float)
+        return found if traits.attends else found | {"expand": _expand_of(inner, hidden)}
+    if traits.multiplied:
         normed = any(tensor.endswith(".mamba.norm.weight") for tensor in tensors)
         return found | {"mamba_d_ssm": inner, "mamba_rms_norm": normed, "mamba_norm_before_gate": False}
     if fields.get(prefix + _ROTATES, bool, True):
@@ -232,5 +202,5 @@ def _kinds_of_nemotron(fields: GgufFields) -> list[str]:
     widths = fields.whole_numbers(prefix + "feed_forward_length")[:own]
     if len(keys) != len(widths) or len(set(widths) - {0}) > 1:
         raise fields.error(prefix + "feed_forward_length", f"must be one width, or 0, for each of {len(keys)} layers")
-    of_mlp = "moe" if fields.architecture == NEMOTRON_MOE else "mlp"
+    of_mlp = "moe" if fields.traits.expert_keys else "mlp"
     return ["attention" if heads else of_mlp if width else "mamba" for heads, width in zip(keys, widths)]

@@ -93,5 +93,4 @@ def _place(config: ModelConfig, part: str, layer: int) -> tuple[int, int]:
 def _is_70b(config: ModelConfig) -> bool:
     """Return whether llama.cpp treats it as a 70B model, where eight query heads share a small value projection."""
     grouped = config.num_attention_heads != config.num_key_value_heads
-    architecture = config.gguf
-    return config.num_hidden_layers == 80 and (architecture == "qwen2" or (architecture == "llama" and grouped))
+    return config.num_hidden_layers == 80 and config.gguf_traits.sized_70b[grouped]

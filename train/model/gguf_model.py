@@ -15,26 +15,14 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_files import GgufEntry, require_gguf
+from wgrad.train.files.gguf_traits import GgufTraits
 from wgrad.train.files.imatrix_file import Imatrix
 from wgrad.train.model.gguf_experts import gguf_specs, tensor_names, without_place
-from wgrad.train.model.gguf_fixed import (
-    ACTIVATIONS,
-    EXAONE_32B,
-    FREQUENCIES,
-    GGUF_LARGEST,
-    LONGROPE,
-    ONE_FULL_OF,
-    ROTATE_IN_WINDOWS,
-    UNBIASED,
-    UNROUNDED,
-    USUAL_WIDTH,
-)
-from wgrad.train.model.gguf_latent import SPLIT, without_latent_place
+from wgrad.train.model.gguf_latent import without_latent_place
 from wgrad.train.model.gguf_linear import without_linear_place
-from wgrad.train.model.gguf_llama4 import LLAMA_4, ONE_UNROTATED_OF, without_llama4_place
-from wgrad.train.model.gguf_mamba import UNROTATED
+from wgrad.train.model.gguf_llama4 import without_llama4_place
 from wgrad.train.model.gguf_mix import MIXES, stored_type
-from wgrad.train.model.gguf_shared_keys import GEMMA_4, SHARING, without_shared_place
+from wgrad.train.model.gguf_shared_keys import without_shared_place
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.rope_scaling import RopeConfig, yarn_factor
@@ -103,59 +91,58 @@ class GgufModel:
 
 def _without_place(config: ModelConfig) -> Iterator[str]:
     """Yield the properties of a model that a GGUF file cannot hold."""
-    architecture, width = config.gguf, config.head_dim
+    architecture, traits, width = config.gguf, config.gguf_traits, config.head_dim
     if not architecture:
         yield f"the architecture {config.architecture}"
         return
     names = tensor_names(config)
     yield from (f"a tensor {spec.name}" for spec in gguf_specs(config) if spec.name not in names)
-    yield from without_place(config, architecture)
+    yield from without_place(config)
     yield from without_linear_place(config)
-    if architecture in SHARING:
-        yield from without_shared_place(config, architecture)
-    yield from without_latent_place(config, architecture)
+    if traits.shares:
+        yield from without_shared_place(config)
+    yield from without_latent_place(config)
     yield from without_llama4_place(config)
     every = _one_full_of(config)
     windows = stored_windows(config)
     window = max(windows)
-    if architecture not in SHARING and windows != tuple(
+    if not traits.shares and windows != tuple(
         window if every and (i + 1) % every else 0 for i in range(config.num_hidden_layers)
     ):
         yield f"a sliding window of {window} tokens" + (f" in other layers than {architecture} has it" if every else "")
-    if architecture == "afmoe" and not math.isclose(config.embedding_scale, config.hidden_size**0.5):
+    if traits.scaled_embeddings and not math.isclose(config.embedding_scale, config.hidden_size**0.5):
         yield "embeddings that are not scaled"
-    if architecture == "command-r" and config.num_hidden_layers >= 64:
-        yield "64 layers or more without norms of heads"
-    if not _scales(config.rope, architecture):
+    if traits.normed_from is not None and config.num_hidden_layers >= traits.normed_from:
+        yield f"{traits.normed_from} layers or more without norms of heads"
+    if not _scales(config.rope, traits):
         yield f"{config.rope.type} scaling"
-    if architecture in GGUF_LARGEST:
-        if config.num_hidden_layers == GGUF_LARGEST[architecture]:
+    if traits.largest is not None:
+        if config.num_hidden_layers == traits.largest:
             width = config.hidden_size // config.num_attention_heads
         if not math.isclose(config.score_scale, width**-0.5):
             yield f"scores scaled by {config.score_scale:g}"
-    if architecture in USUAL_WIDTH and config.hidden_size != config.num_attention_heads * config.head_dim:
+    if traits.usual_width and config.hidden_size != config.num_attention_heads * config.head_dim:
         yield f"heads of {config.head_dim} elements instead of hidden_size / num_attention_heads"
     original = config.rope.original_max_position_embeddings if config.rope.type == "yarn" else 0
     if config.query_growth and config.query_length != original:
         yield f"queries that grow after {config.query_length} positions without yarn scaling from there"
     # These properties have no keys: llama.cpp fixes them by architecture.
-    if _in_gguf(config.hidden_act) != _in_gguf(ACTIVATIONS.get(architecture, "silu")):
+    if _in_gguf(config.hidden_act) != _in_gguf(traits.activation):
         yield f"the activation {config.hidden_act}"
-    if architecture == "gptneox" and not config.qkv_bias:
+    if traits.biased and not config.qkv_bias:
         yield "attention without biases"
-    if config.use_rope != _rotates(config, architecture):
+    if config.use_rope != _rotates(config, traits):
         yield f"rotary embeddings in other layers than {architecture} has them"
-    capped = config.logit_softcap > 0 if architecture in SHARING else architecture == "gemma2"
-    if (config.score_softcap > 0, config.logit_softcap > 0) != (architecture == "gemma2", capped):
+    capped = config.logit_softcap > 0 if traits.shares else traits.caps
+    if (config.score_softcap > 0, config.logit_softcap > 0) != (traits.caps, capped):
         yield f"soft caps where {architecture} has none, or none where it has them"
-    unbiased = UNBIASED.get(architecture, ())
     yield from (
         f"a tensor {spec.name}"
         for spec in weight_specs(config)
-        if spec.name.endswith(".bias") and any(part in spec.name for part in unbiased)
+        if spec.name.endswith(".bias") and any(part in spec.name for part in traits.unbiased)
     )
-    theta = config.rope.theta if architecture == "olmo2" else 10_000.0
-    if architecture not in SHARING and config.local_rope and config.local_rope != RopeConfig(config.head_dim, theta):
+    theta = config.rope.theta if traits.lists_windows else 10_000.0
+    if not traits.shares and config.local_rope and config.local_rope != RopeConfig(config.head_dim, theta):
         yield "rotary embeddings of its own in sliding layers"
 
 
@@ -164,23 +151,20 @@ def _in_gguf(activation: str) -> str:
     return "gelu" if activation == "gelu_tanh" else activation
 
 
-def _rotates(config: ModelConfig, architecture: str) -> tuple[bool, ...]:
+def _rotates(config: ModelConfig, traits: GgufTraits) -> tuple[bool, ...]:
     """Return for each layer whether llama.cpp applies rotary embeddings."""
-    if architecture in ROTATE_IN_WINDOWS and any(config.windows):
+    if traits.rotates_in_windows and any(config.windows):
         return tuple(window > 0 for window in config.windows)
-    if architecture in UNROTATED:
+    if traits.unrotated:
         return (False,) * config.num_hidden_layers
-    every = ONE_UNROTATED_OF if architecture in ("smollm3", LLAMA_4) else 0
+    every = traits.one_unrotated_of
     return tuple(not every or bool((i + 1) % every) for i in range(config.num_hidden_layers))
 
 
 def _one_full_of(config: ModelConfig) -> int:
     """Return N if llama.cpp gives every N-th layer no window; 0 if it gives no layer a window."""
-    architecture = config.gguf
-    layers, every = EXAONE_32B
-    if architecture == "exaone4":
-        return every if config.num_hidden_layers == layers else 0
-    return ONE_FULL_OF.get(architecture, 0)
+    traits = config.gguf_traits
+    return traits.one_full_of if traits.windowed in (None, config.num_hidden_layers) else 0
 
 
 def log_multiplier(rope: RopeConfig) -> float | None:
@@ -197,20 +181,20 @@ def stored_windows(config: ModelConfig) -> tuple[int, ...]:
     return tuple(window if window < config.max_position_embeddings else 0 for window in config.windows)
 
 
-def _scales(rope: RopeConfig, architecture: str) -> bool:
+def _scales(rope: RopeConfig, traits: GgufTraits) -> bool:
     """Return whether a file can hold the scaling of positions; most architectures have only yarn's default factors."""
-    if architecture in SHARING:
-        return rope.type == "default" or (rope.type == "proportional" and architecture == GEMMA_4)
-    if rope.type == "yarn" and architecture == "mistral3":
+    if traits.shares:
+        return rope.type == "default" or (rope.type == "proportional" and traits.proportional)
+    if rope.type == "yarn" and traits.states_yarn:
         return rope.truncate and log_multiplier(rope) is not None
-    if rope.type == "yarn" and architecture in SPLIT:
+    if rope.type == "yarn" and traits.splits_kv_b:
         return (rope.beta_fast, rope.beta_slow, rope.truncate) == (32.0, 1.0, True)
     if rope.type == "yarn":
-        own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, architecture not in UNROUNDED)
+        own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, not traits.unrounded_yarn)
         usual = math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6)
-        return architecture not in GGUF_LARGEST and usual and not own
-    places = {"longrope": LONGROPE, "llama3": FREQUENCIES}
-    return rope.type in ("default", "linear") or architecture in places.get(rope.type, ())
+        return traits.largest is None and usual and not own
+    places = {"longrope": traits.longrope, "llama3": traits.factors}
+    return rope.type in ("default", "linear") or places.get(rope.type, False)
 
 
 def gguf_package() -> Any:

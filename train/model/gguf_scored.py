@@ -44,7 +44,8 @@ def keys_of_scored(fields: GgufFields, count: int, chosen: int) -> dict[str, Any
     prefix = fields.architecture + "."
     if fields.get(prefix + "expert_gating_func", int, _SIGMOID) != _SIGMOID:
         raise fields.error(prefix + "expert_gating_func", f"must be {_SIGMOID}, sigmoid")
-    return _keys(fields, count, chosen)
+    names = fields.traits.renamed
+    return {names.get(key, key): value for key, value in _keys(fields, count, chosen).items()}
 
 
 def keys_of_softmax(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
@@ -80,27 +81,6 @@ def keys_of_nemotron(fields: GgufFields, count: int, chosen: int) -> dict[str, A
     latent = fields.get(prefix + "moe_latent_size", int)
     own = {"moe_shared_expert_intermediate_size": shared, "moe_latent_size": latent}
     return keys_of_scored(fields, count, chosen) | own
-
-
-# Names in config.json of the keys of `keys_of_scored`, by architecture.
-RENAMED = {
-    "afmoe": {
-        "n_routed_experts": "num_experts",
-        "n_shared_experts": "num_shared_experts",
-        "first_k_dense_replace": "num_dense_layers",
-        "routed_scaling_factor": "route_scale",
-        "norm_topk_prob": "route_norm",
-    },
-    "exaone-moe": {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
-    "lfm2moe": {"n_routed_experts": "num_experts", "first_k_dense_replace": "num_dense_layers"},
-    "minimax-m2": {"n_routed_experts": "num_experts", "moe_intermediate_size": "intermediate_size"},
-}
-
-
-def keys_of_renamed(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
-    """Do as `keys_of_scored` for the families in RENAMED."""
-    names = RENAMED[fields.architecture]
-    return {names.get(key, key): value for key, value in keys_of_scored(fields, count, chosen).items()}
 
 
 def keys_of_gemma4(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:

@@ -22,8 +22,6 @@ from wgrad.train.model.per_layer import PROJECTION, TABLE
 from wgrad.train.model.rope_scaling import RopeConfig
 from wgrad.train.model.weights import WeightSpec
 
-GEMMA_3N, GEMMA_4 = "gemma3n", "gemma4"
-SHARING = (GEMMA_3N, GEMMA_4)
 # llama.cpp's fixed values for Gemma 3n, which override a file's.
 _OWN_LAYERS, _STREAMS, _RANK, _WIDTH, _CAP = 20, 4, 64, 256, 30.0
 _SPARSE = 0.95, 10  # sparsity, and the number of first layers that have it
@@ -143,7 +141,7 @@ def frequency_factors(rope: RopeConfig) -> np.ndarray:
     return factors
 
 
-def without_shared_place(config: ModelConfig, architecture: str) -> Iterator[str]:
+def without_shared_place(config: ModelConfig) -> Iterator[str]:
     """Yield the properties that GGUF has no key for and that differ from llama.cpp's fixed values."""
     slides, layers = _slides(config), range(config.num_hidden_layers)
     own = sum(config.kv_source(layer) == layer for layer in layers)
@@ -160,7 +158,7 @@ def without_shared_place(config: ModelConfig, architecture: str) -> Iterator[str
     if own != min(_OWN_LAYERS, len(layers)):
         yield f"keys and values shared by other layers than those from {_OWN_LAYERS} on"
     if slides != [(layer + 1) % 5 != 0 for layer in layers]:
-        yield f"a sliding window in other layers than {architecture} has it"
+        yield f"a sliding window in other layers than {config.gguf} has it"
     sizes = (config.altup.streams, config.altup.rank, config.per_layer.width if config.per_layer else 0)
     if sizes != (_STREAMS, _RANK, _WIDTH):
         yield f"AltUp of {sizes[0]} streams, LAuReL of rank {sizes[1]} and per-layer embeddings of {sizes[2]} numbers"
@@ -177,10 +175,10 @@ def keys_of_shared(
     fields: GgufFields, tensors: Mapping[str, TensorEntry], factors: np.ndarray | None
 ) -> dict[str, Any]:
     """Return the config.json keys. factors: the file's divisors of frequencies in layers without a window, or None."""
-    name, prefix = fields.architecture, fields.architecture + "."
+    altup, prefix = fields.traits.altup, fields.architecture + "."
     layers, full = fields.needed(prefix + "block_count", int), fields.needed(prefix + "attention.key_length", int)
-    slides = _pattern(fields, name, layers)
-    shared = fields.get(prefix + "attention.shared_kv_layers", int, max(layers - _OWN_LAYERS, 0) * (name == GEMMA_3N))
+    slides = _pattern(fields, layers)
+    shared = fields.get(prefix + "attention.shared_kv_layers", int, max(layers - _OWN_LAYERS, 0) * altup)
     widths = _listed(fields, prefix + "feed_forward_length", layers)
     table = tensors.get(TABLE)
     found: dict[str, Any] = {
@@ -188,7 +186,7 @@ def keys_of_shared(
         "sliding_window": fields.needed(prefix + "attention.sliding_window", int),
         "num_kv_shared_layers": shared,
         "hidden_size_per_layer_input": fields.get(
-            prefix + "embedding_length_per_layer_input", int, _WIDTH if name == GEMMA_3N else 0
+            prefix + "embedding_length_per_layer_input", int, _WIDTH if altup else 0
         ),
         "final_logit_softcapping": fields.get(prefix + "final_logit_softcapping", float, _CAP) or None,
         "rope_parameters": _ropes(fields, full, factors),
@@ -196,7 +194,7 @@ def keys_of_shared(
     }
     if table is not None and len(table.shape) == 2:
         found["vocab_size_per_layer_input"] = table.shape[0]
-    if name == GEMMA_3N:
+    if altup:
         left = tensors.get(f"model.layers.0.{LEFT}.weight")
         return found | {
             "intermediate_size": widths,
@@ -261,10 +259,10 @@ def _listed(fields: GgufFields, key: str, layers: int) -> list[int]:
     return found
 
 
-def _pattern(fields: GgufFields, name: str, layers: int) -> list[bool]:
+def _pattern(fields: GgufFields, layers: int) -> list[bool]:
     """Return for each layer whether it has a sliding window."""
-    key = f"{name}.attention.sliding_window_pattern"
-    if fields.is_list(key) or name == GEMMA_4:
+    key = f"{fields.architecture}.attention.sliding_window_pattern"
+    if fields.is_list(key) or not fields.traits.altup:
         return [bool(slide) for slide in _listed(fields, key, layers)]
     every = fields.get(key, int, 5)
     return [bool((layer + 1) % every) for layer in range(layers)]

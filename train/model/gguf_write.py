@@ -23,13 +23,12 @@ from wgrad.train.files.imatrix_file import IMATRIX_FILE
 from wgrad.train.model.gguf_activation import write_activation
 from wgrad.train.model.gguf_adapter import heads_side_by_side
 from wgrad.train.model.gguf_experts import by_parts, gguf_specs, tensor_names, write_experts
-from wgrad.train.model.gguf_fixed import GRANITE
-from wgrad.train.model.gguf_latent import LENGTHS, SPLIT, by_head, write_heads, write_latent
+from wgrad.train.model.gguf_latent import LENGTHS, by_head, write_heads, write_latent
 from wgrad.train.model.gguf_linear import to_gguf, write_linear
 from wgrad.train.model.gguf_mamba import mlp_lengths
 from wgrad.train.model.gguf_mix import MIXES
 from wgrad.train.model.gguf_model import FILE, TYPES, GgufModel, gguf_package, log_multiplier, stored_windows
-from wgrad.train.model.gguf_shared_keys import GEMMA_4, SHARING, frequency_factors, write_shared
+from wgrad.train.model.gguf_shared_keys import frequency_factors, write_shared
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
@@ -60,9 +59,8 @@ def save_gguf(
         WgradError: A value does not fit its type, or GGUF cannot hold the tokenizer.
     """
     gguf, config = gguf_package(), model.config
-    architecture = config.gguf
     names, specs, value = tensor_names(config), gguf_specs(config), by_parts(config, value)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, config.gguf)
     _describe(writer, model, write_tokenizer, over)
     factors = _rope_factors(model)
     for name, of_pairs in factors.items():
@@ -114,7 +112,7 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, ov
                 writer.add_block_count(model.config.num_hidden_layers)
             elif not (entry.key in (*_OWN, *LENGTHS, *over) or entry.key.startswith("split.") or _is_extra(entry.key)):
                 writer.add_key_value(entry.key, entry.value, entry.type, entry.sub_type)
-        if model.config.gguf in SPLIT:
+        if model.config.gguf_traits.splits_kv_b:
             write_heads(writer, model.config)
         for key, value in over.items():
             (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
@@ -139,10 +137,11 @@ def _is_extra(key: str) -> bool:
 
 
 def _write_shapes(writer: Any, config: ModelConfig) -> None:
+    traits = config.gguf_traits
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    if config.gguf in SHARING:
+    if traits.shares:
         writer.add_head_count(config.num_attention_heads)
         write_shared(writer, config)
     else:
@@ -150,27 +149,27 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
         write_heads(writer, config)
     (writer.add_layer_norm_eps if config.layer_norm else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    write_experts(writer, config, config.gguf)
+    write_experts(writer, config)
     write_linear(writer, config)
     write_latent(writer, config)
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
-    if config.gguf in GRANITE:
+    if traits.scaled:
         writer.add_embedding_scale(config.embedding_scale)
         writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
         writer.add_residual_scale(config.residual_scale)
         writer.add_logit_scale(1 / config.logit_scale)
-    windows, architecture = stored_windows(config), config.gguf
-    if architecture in ("cohere2", "command-r"):
+    windows = stored_windows(config)
+    if traits.states_logit_scale:
         writer.add_logit_scale(config.logit_scale)
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)
-    if architecture not in SHARING and (any(windows) or architecture == "phi3"):  # Phi-3 files state 0 for no window
+    if not traits.shares and (any(windows) or traits.states_no_window):
         writer.add_sliding_window(max(windows))
-    if architecture in ("stablelm", "gptneox"):
+    if traits.states_parallel:
         writer.add_parallel_residual(config.parallel)
-    if any(windows) and architecture == "olmo2":
+    if any(windows) and traits.lists_windows:
         writer.add_sliding_window_pattern([window > 0 for window in windows])
 
 
@@ -187,7 +186,7 @@ def _write_rope(writer: Any, gguf: Any, config: ModelConfig) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
     if rope.type == "longrope":
         writer.add_rope_scaling_attn_factors(rope.attention_factor)
-    if rope.type == "yarn" and config.gguf == "mistral3":
+    if rope.type == "yarn" and config.gguf_traits.states_yarn:
         writer.add_rope_scaling_yarn_beta_fast(rope.beta_fast)
         writer.add_rope_scaling_yarn_beta_slow(rope.beta_slow)
         writer.add_rope_scaling_yarn_log_mul(log_multiplier(rope))
@@ -203,7 +202,7 @@ def _rope_factors(model: GgufModel) -> dict[str, np.ndarray]:
     if rope.type == "longrope":
         both = {ROPE_LONG: rope.long_factor, ROPE_SHORT: rope.short_factor}
         return {name: np.array(factors, np.float32) for name, factors in both.items()}
-    if model.config.gguf == GEMMA_4:
+    if model.config.gguf_traits.proportional:
         return {ROPE_FACTORS: frequency_factors(rope)}
     if rope.type != "llama3":
         return {}

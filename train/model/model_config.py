@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from wgrad.train.files.gguf_traits import GgufTraits, traits_of
 from wgrad.train.files.packed_files import Packing
 from wgrad.train.model.altup import AltUp
 from wgrad.train.model.config_file import QuantizationFile
@@ -230,6 +231,11 @@ class ModelConfig:
         family = FAMILIES[self.architecture]
         others = (name for part, name in family.gguf_others if getattr(self, part) is not None)
         return next(others, family.gguf)
+
+    @property
+    def gguf_traits(self) -> GgufTraits:
+        """The architecture's properties in llama.cpp."""
+        return traits_of(self.gguf)
 
     def linear_of(self, layer: int) -> Mixer | None:
         """Return the operator that a layer has instead of attention or alongside it, or None."""
