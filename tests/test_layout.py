@@ -17,6 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from wgrad.train.files.gguf_names import ARCHITECTURES
+from wgrad.train.files.gguf_traits import TRAITS
+from wgrad.train.model.families import FAMILIES
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ("device", "wgsl", "hip", "autograd", "train")
 # What each room may import of the others. Nothing points back, and a device knows no Tensor.
@@ -190,6 +194,35 @@ def imported_for_itself(path: Path) -> set[str]:
     lists = [node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
     listed = {name for value in lists for name in ast.literal_eval(value)}
     return {alias.asname or alias.name for alias in imports if alias.asname != alias.name} - listed
+
+
+def test_code_asks_tables_instead_of_the_name_of_a_family() -> None:
+    """Names of transformers and of llama.cpp stand in tables. Those of tokenizers, in train/data, are others."""
+    assert TRAITS.keys() <= ARCHITECTURES.keys()
+    types = {name for own in FAMILIES.values() for name in (own.model_type, *own.other_types)}
+    tables = ("families.py", "gguf_names.py", "gguf_traits.py")
+    wrong = [
+        f"{relative(path)}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}"
+        for path in python_files("train")
+        if path.parent.name != "data" and path.name not in tables
+        for node in ast.walk(parsed(path))
+        if (path.name.startswith("gguf_") and is_one_of({*ARCHITECTURES}, node))
+        or (isinstance(node, ast.Compare) and compares_a_name(types | FAMILIES.keys() | ARCHITECTURES.keys(), node))
+    ]
+    assert wrong == [], "ask for a field of the table's entry"
+
+
+def is_one_of(names: set[str], node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+
+
+def compares_a_name(names: set[str], node: ast.Compare) -> bool:
+    """Return whether a comparison has a literal name, or a variable or field of names without their table."""
+    sides = [getattr(side, "attr", getattr(side, "id", "")) for side in (node.left, *node.comparators)]
+    asked = {"architecture", "model_type", "gguf"} & {*sides}
+    known = {"ARCHITECTURES", "FAMILIES", "MULTIMODAL"} & {*sides}
+    by_name = bool(asked and not known) and not isinstance(node.ops[0], ast.Is | ast.IsNot)
+    return by_name or any(is_one_of(names, part) for part in ast.walk(node))
 
 
 def test_only_wgsl_imports_wgpu() -> None:
