@@ -91,7 +91,7 @@ KEYS: dict[str, dict[str, list[Any]]] = {
     "lfm2_moe": CHOSEN | {"use_expert_bias": BOTH, "norm_topk_prob": BOTH, "conv_L_cache": [2, 4]},
     "llama4_text": {"use_qk_norm": BOTH, "interleave_moe_layer_step": [2], "floor_scale": [3], "attn_scale": [0.3]},
     "mellum": WINDOWS | CHOSEN | {"norm_topk_prob": BOTH, "mlp_layer_types": [["sparse", "dense"]]},
-    "phimoe": {"router_jitter_noise": [0.01, 1.0], "lm_head_bias": BOTH, "sliding_window": [5]},
+    "phimoe": {"router_jitter_noise": [0.0, 1.0], "lm_head_bias": BOTH, "sliding_window": [5]},
     "nemotron_h": {
         "num_experts_per_tok": [1, 4],
         "norm_topk_prob": BOTH,

@@ -36,8 +36,8 @@ class Experts:
         correction_rows: Whether `correction` has shape [1, count].
         corrects_logits: Whether it is added to logits instead.
         normalize_eps: Added to the sum by which the chosen sigmoids are divided.
-        mixer: If not 0, the two best experts' shares follow SparseMixer: each is a softmax over the remaining experts
-            whose logits are within this fraction of its own.
+        mixer: None: no SparseMixer. Otherwise the two best experts' shares follow it: each is a softmax over the
+            remaining experts whose logits are within this fraction of its own.
         scales_input: Whether a token's share scales the input of its only expert instead of the output.
         adapted: Whether experts may have adapters.
         groups, top_groups: Groups of consecutive experts, and how many of them a token chooses from.
@@ -76,7 +76,7 @@ class Experts:
     correction_rows: bool = field(default=False, repr=False)
     corrects_logits: bool = field(default=False, repr=False)
     normalize_eps: float = field(default=0.0, repr=False)
-    mixer: float = field(default=0.0, repr=False)
+    mixer: float | None = field(default=None, repr=False)
     scales_input: bool = field(default=False, repr=False)
     adapted: bool = field(default=True, repr=False)
     groups: int = field(default=1, repr=False)

@@ -27,7 +27,7 @@ def choose(experts: Experts, logits: Tensor, correction: Any) -> tuple[Tensor, A
     Returns:
         Shares float32 [T, k] of each token's experts, and the indices of these experts, int32 [T, k].
     """
-    if experts.mixer:
+    if experts.mixer is not None:
         return _mixed(logits, experts.mixer)
     if correction is None and not experts.sigmoid and experts.groups == 1:
         shares, ids = F.route(logits, experts.chosen, experts.normalize)
