@@ -24,6 +24,7 @@ from wgrad.wgsl.moe import grouped
 
 CORES = Limits(48 << 10, 1 << 30, False, True)  # of an NVIDIA GPU with tensor cores
 NF4, MXFP4 = (WeightForm(format, 8, (128 * 1536, 2048)) for format in ("nf4", "mxfp4"))
+NESTED = replace(NF4, nested=True)
 
 
 @pytest.mark.parametrize(("direction", "shader"), [("forward", "gemm"), ("weight_grad", "moe_weight_grad")])
@@ -200,6 +201,7 @@ def test_tiles_of_tensor_cores_follow_rows_and_weights(rows: int, weight: Any, t
         (248, NF4, False, 2, False),
         (247, NF4, False, 0, True),
         (320, NF4, False, 0, True),
+        (256, NESTED, False, 2, False),
         (256, MXFP4, True, 2, False),
         (320, MXFP4, True, 2, True),
     ],
@@ -210,7 +212,7 @@ def test_last_rows_go_with_the_tile_before_where_that_was_faster(
     """By an expert's rows."""
     tile = plan_rows(128 * rows, weight=weight, trans_b=trans_b).tile
     assert isinstance(tile, MatrixTile) and (tile.taller, tile.ahead) == (taller, ahead)
-    assert tile.decode_first == (weight != "float16" and not ahead)
+    assert tile.decode_first == (weight in (NF4, MXFP4) and not ahead)
     others = plan_rows(128 * rows, weight=weight, trans_b=trans_b, limits=replace(CORES, lanes=64)).tile
     assert isinstance(others, MatrixTile) and others.ahead and others.taller in (0, grouped._FORWARD.taller)
 

@@ -37,7 +37,7 @@ class WeightForm:
     """Format and sizes of a frozen [out, in] weight.
 
     unit: elements decoded at once. rounded: values are rounded to a 16-bit type. stacked: several weights, one below
-    the other.
+    the other. nested: scales are quantized too.
     """
 
     format: str
@@ -45,12 +45,13 @@ class WeightForm:
     shape: tuple[int, int]
     rounded: bool = False
     stacked: bool = False
+    nested: bool = False
 
     @staticmethod
     def of(weight: FrozenWeight) -> WeightForm:
         """Format and sizes of a weight on a device."""
-        rounded = bool(weight.constants().get("ROUND"))
-        return WeightForm(weight.format, weight.unit, weight.shape, rounded, bool(weight.parts))
+        rounded, nested = (bool(weight.constants().get(name)) for name in ("ROUND", "NESTED"))
+        return WeightForm(weight.format, weight.unit, weight.shape, rounded, bool(weight.parts), nested)
 
 
 def widest_unit(weight: FrozenWeight | WeightForm, most: int) -> int:

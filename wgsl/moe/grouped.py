@@ -64,6 +64,7 @@ _ABOUT, _ABOUT_MOST = 8, 512  # rows from a multiple of a tile's; rows
 _ARRAYS_ABOUT_FORWARD = replace(_FORWARD_FEWER, taller=1)  # about as many rows as one tile of 128 x 128
 _ARRAYS_ABOUT_BACKWARD = replace(_OF_ARRAYS, ahead=False, taller=2)
 _WEIGHTS_ABOUT = replace(_FORWARD, ahead=False, decode_first=True)  # but for the forward of NF4
+_NESTED_ABOUT = replace(_WEIGHTS_ABOUT, decode_first=False)  # the other order was not timed
 
 
 @implements("grouped_linear")
@@ -167,7 +168,7 @@ def _matrix_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile:
     elif int(mean) in _WHOLE_ROWS and limits.lanes == _WHOLE.lanes:
         tile = _WHOLE
     elif _about(mean, _WEIGHTS_ABOUT.m, limits) and not (gemm.trans_b and b.format == "nf4"):
-        tile = _WEIGHTS_ABOUT
+        tile = _NESTED_ABOUT if b.nested else _WEIGHTS_ABOUT
     else:
         forward = _FORWARD_FEWER if mean < _FEWER_ROWS else _FORWARD
         tile = forward if gemm.trans_b else _BACKWARD
@@ -191,7 +192,7 @@ def _unit_of(weight: WeightForm, tile: MatrixTile, lanes: int) -> int:
     """Elements of the weight that an invocation decodes at once."""
     if any(tile == few for _, few in _FEWER):
         return widest_unit(weight, 32)
-    wider = tile in (_WHOLE, _FORWARD, _BACKWARD, _WEIGHTS_ABOUT) and lanes <= 32
+    wider = tile in (_WHOLE, _FORWARD, _BACKWARD, _WEIGHTS_ABOUT, _NESTED_ABOUT) and lanes <= 32
     return widest_unit(weight, 16) if wider else gemm_matrix.unit_of(weight, tile.m, lanes)
 
 
