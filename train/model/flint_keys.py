@@ -17,7 +17,7 @@ from wgrad.train.model.config_file import (
 )
 from wgrad.train.model.expert_keys import ChosenCount, ExpertCount, ExpertsFile, Qwen3MoeFile
 from wgrad.train.model.experts import Experts
-from wgrad.train.model.variants import biases
+from wgrad.train.model.variants import biases, layer_names
 
 
 class FlintFile(Qwen3MoeFile, kw_only=True):
@@ -57,7 +57,6 @@ class FlintFile(Qwen3MoeFile, kw_only=True):
             shared_gate="",
             sigmoid=True,
         )
-        own = "model.layers.{}.self_attn.{}"
         return {
             **biases(self),
             "qk_norm": True,
@@ -65,9 +64,7 @@ class FlintFile(Qwen3MoeFile, kw_only=True):
             "use_rope": tuple(window > 0 for window in windows),
             "sinks": True,
             "experts": experts if any(layers) else None,
-            "file_names": tuple(
-                (own.format(i, "sinks"), (own.format(i, "softmax_offset"),)) for i in range(self.num_hidden_layers)
-            ),
+            "file_names": layer_names(self.num_hidden_layers, {"self_attn.sinks": "self_attn.softmax_offset"}),
         }
 
 
@@ -116,7 +113,7 @@ class Kolibri1File(ExpertsFile, kw_only=True):
             corrects_logits=True,
         )
         norms = {"attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm"}
-        in_files = zip(norms.values(), ("post_attn_norm", "post_ffn_norm"))
+        in_files = {"post_self_attn_layernorm.": "post_attn_norm.", "post_mlp_layernorm.": "post_ffn_norm."}
         return {
             **norms,
             "intermediate_size": self.moe_intermediate_size,
@@ -124,9 +121,5 @@ class Kolibri1File(ExpertsFile, kw_only=True):
             "windows": windows,
             "use_rope": tuple(self.sliding_window is None or window > 0 for window in windows),
             "experts": experts,
-            "file_names": tuple(
-                (f"model.layers.{i}.{own}.", (f"model.layers.{i}.{other}.",))
-                for own, other in in_files
-                for i in range(self.num_hidden_layers)
-            ),
+            "file_names": layer_names(self.num_hidden_layers, in_files),
         }

@@ -10,9 +10,7 @@ from msgspec import Meta
 from wgrad.train.model.config_file import AtLeast0, Count, Epsilon, Positions, Vocabulary, Width, check_mlp_layer_types
 from wgrad.train.model.expert_keys import ChosenCount, ExpertCount, ExpertsFile
 from wgrad.train.model.experts import Experts
-from wgrad.train.model.variants import llama
-
-_SHARED = "model.layers.{}.mlp.{}."
+from wgrad.train.model.variants import layer_names, llama
 
 
 class Hy3File(ExpertsFile, kw_only=True):
@@ -70,8 +68,5 @@ class Hy3File(ExpertsFile, kw_only=True):
             **llama(self),
             "qk_norm": True,
             "experts": experts if any(layers) else None,
-            "file_names": tuple(
-                (_SHARED.format(i, "shared_experts"), (_SHARED.format(i, "shared_mlp"),))
-                for i in range(self.num_hidden_layers)
-            ),
+            "file_names": layer_names(self.num_hidden_layers, {"mlp.shared_experts.": "mlp.shared_mlp."}),
         }

@@ -19,7 +19,7 @@ from wgrad.train.model.config_file import (
 )
 from wgrad.train.model.expert_keys import ChosenCount, ExpertCount, ExpertsFile
 from wgrad.train.model.experts import Experts
-from wgrad.train.model.variants import biases
+from wgrad.train.model.variants import biases, layer_names
 
 _PER_HEAD, _PER_ELEMENT = "per-head", "per-element"
 
@@ -123,7 +123,6 @@ class LagunaFile(ExpertsFile, kw_only=True):
             share_scale=self.moe_routed_scaling_factor,
         )
         heads = tuple(self.num_attention_heads_per_layer or ())
-        shared = "model.layers.{}.mlp.{}."
         return {
             **biases(self),
             "qk_norm": True,
@@ -133,8 +132,5 @@ class LagunaFile(ExpertsFile, kw_only=True):
             "gate_of_heads": not self.gates_elements,
             "gate_softplus": True,
             "experts": experts if any(layers) else None,
-            "file_names": tuple(
-                (shared.format(i, "shared_experts"), (shared.format(i, "shared_expert"),))
-                for i in range(self.num_hidden_layers)
-            ),
+            "file_names": layer_names(self.num_hidden_layers, {"mlp.shared_experts.": "mlp.shared_expert."}),
         }

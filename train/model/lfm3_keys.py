@@ -18,10 +18,9 @@ from wgrad.train.model.config_file import (
     check_layers,
 )
 from wgrad.train.model.linear_attention import GatedConvolution
-from wgrad.train.model.variants import biases
+from wgrad.train.model.variants import biases, layer_names
 
 _KINDS = ("conv", "sliding_attention", "full_attention")
-_GATE = "model.layers.{}.self_attn.{}."
 
 
 class Lfm3File(ConfigFile, kw_only=True):
@@ -79,9 +78,7 @@ class Lfm3File(ConfigFile, kw_only=True):
         gated = {
             "attention_gate_proj": "self_attn.g_proj",
             "gate_of_heads": True,
-            "file_names": tuple(
-                (_GATE.format(i, "g_proj"), (_GATE.format(i, "gate_proj"),)) for i in range(self.num_hidden_layers)
-            ),
+            "file_names": layer_names(self.num_hidden_layers, {"self_attn.g_proj.": "self_attn.gate_proj."}),
         }
         return {
             **biases(self),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from wgrad.train.model.family_keys import (
@@ -40,6 +41,15 @@ from wgrad.train.model.near_llama_keys import (
     SeedOssFile,
     query_growth,
 )
+
+
+def layer_names(layers: int, names: Mapping[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return `ModelConfig.file_names` for names that differ in files of all layers.
+
+    names: How they begin, behind `model.layers.N.`, and how those in files do.
+    """
+    prefixes = [f"model.layers.{i}." for i in range(layers)]
+    return tuple((prefix + own, (prefix + other,)) for prefix in prefixes for own, other in names.items())
 
 
 def biases(keys: Any) -> dict[str, Any]:
