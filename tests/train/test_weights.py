@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.train.nf4_writer import save_nf4_checkpoint
+from tests.train.tiny_models import tiny_config
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
@@ -21,12 +22,12 @@ from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.files import gguf_files, safetensors_files
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
-from wgrad.train.model.load_config import load_model_config
+from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, open_files, use_own_head
 from wgrad.train.model.save_model import save_full
-from wgrad.train.model.weights import EMBEDDING, HEAD, weight_specs
+from wgrad.train.model.weights import EMBEDDING, HEAD, attention_bytes, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import build_frozen, build_trainable
 
@@ -634,3 +635,9 @@ def test_a_run_quantizes_as_its_options_say(make_checkpoint: Any, cpu: Device) -
         weight = weights["model.layers.0.mlp.down_proj.weight"]
         found.append((weight.block_size, weight.nested) if isinstance(weight, NF4Array) else None)
     assert found == [(64, True), (128, True), (64, False), None]
+
+
+def test_attention_takes_memory_by_the_heads_of_each_layer() -> None:
+    config = parse_model_config(tiny_config("LagunaForCausalLM"))
+    assert config.heads == (4, 6)
+    assert attention_bytes(config, 3, 2) == 3 * (4 + 6) * (2 * config.head_dim + 4)  # o in 16 bits, lse in 32

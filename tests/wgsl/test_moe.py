@@ -11,6 +11,7 @@ import pytest
 from tests.case_results import assert_case
 from tests.wgsl.launches import same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
+from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import F16, F32, Case, Inputs
 from wgrad.autograd.selftest.experts import cases, grouped_case
 from wgrad.autograd.selftest.matrix import expert_cases
@@ -55,6 +56,12 @@ def test_cases_run_on_tensor_cores_within_the_limits(
     monkeypatch.setattr(gemm_matrix, "NARROW", narrow)
     assert_case(case, matrix_device)
     assert "gemm_matrix" in matrix_device.launched and "gemm" not in matrix_device.launched
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_form_of_a_weight_says_whether_scales_are_quantized(double: bool) -> None:
+    weight = ReferenceDevice().quantize(np.ones((64, 64), np.float32), 64, double=double)
+    assert WeightForm.of(weight).nested == double
 
 
 def test_a_tile_may_hold_all_rows_of_an_expert(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
