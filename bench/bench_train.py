@@ -16,6 +16,7 @@ with and without checkpointing, and wgrad once more within the least memory that
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -284,7 +285,9 @@ def main() -> None:
             limits = args.memory_limit.split(",")
             limits += [f"{peaks[batch]:.2f}GiB"] if args.as_finetune and batch in peaks else []
             for limit in limits:
-                # A device of its own for each, so that one's memory does not count for the next.
+                # A device of its own for each, so that one's memory does not count for the next: a device refers to
+                # itself, so that only a collection releases it.
+                gc.collect()
                 device: Any = bind(WgpuDevice)(args.device)
                 if args.int8_matmul:
                     device.round_products()
@@ -292,6 +295,7 @@ def main() -> None:
                     bench(name, batch, args, compute, device, report, limit or None)
                 except WgradError as error:  # more than the limit
                     print(f"{work_of(name, args)}, batch {batch}:", error, flush=True)
+                del device
 
 
 if __name__ == "__main__":
