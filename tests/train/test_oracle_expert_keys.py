@@ -29,7 +29,7 @@ COMMON: dict[str, list[Any]] = {
     "attention_bias": BOTH,
     "rms_norm_eps": [1e-2],
     "tie_word_embeddings": BOTH,
-    "hidden_act": ["gelu_pytorch_tanh"],
+    "hidden_act": ["gelu_pytorch_tanh", "gelu", "quick_gelu", "relu", "relu2"],
 }
 GRANITE: dict[str, list[Any]] = {
     "num_experts_per_tok": [1, 5],

@@ -1,6 +1,7 @@
 """Activations of MLPs by their names in `ModelConfig`. Those defined here are expressions that run in one launch.
 
-Sources: squared ReLU, So et al., Primer (arXiv 2109.08668); xIELU, Huang and Schlag (arXiv 2411.13010).
+Sources: squared ReLU, So et al., Primer (arXiv 2109.08668); GELU's short form, Hendrycks and Gimpel (arXiv
+1606.08415); xIELU, Huang and Schlag (arXiv 2411.13010).
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ def relu2(x: Tensor) -> Tensor:
     """Return max(x, 0) ** 2."""
     positive = F.relu(x)
     return positive * positive
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """Return x sigmoid(1.702 x)."""
+    return x * F.sigmoid(x * 1.702)
 
 
 def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, *, dtype: Any) -> Tensor:
@@ -53,11 +59,22 @@ def gated(act: str, kept: bool, *parts: Tensor) -> Tensor:
     return y
 
 
-GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": F.gelu,
     "gelu": partial(F.gelu, approximate="none"),
+    "quick_gelu": quick_gelu,
     "relu": F.relu,
     "relu2": relu2,
 }
+
+
+def _gated(act: str, gate: Tensor, up: Tensor | None = None) -> Tensor:
+    """Return gate, activated, times up. Without `up`: gate has both side by side."""
+    if up is None:
+        gate, up = gate.split(gate.shape[1] // 2, 1)
+    return PLAIN[act](gate) * up
+
+
+GATED: dict[str, Callable[..., Tensor]] = {act: partial(_gated, act) for act in PLAIN}
+GATED |= {"silu": F.swiglu, "gelu_tanh": F.geglu}  # each one operator, also in the backward

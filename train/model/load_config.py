@@ -29,7 +29,11 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu": "gelu",
+    "gelu_python": "gelu",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "relu2": "relu2",
     "xielu": "xielu",
@@ -37,7 +41,6 @@ _ACTIVATIONS = {
 # Files with another one do not use the last.
 _ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "activation", "activation_function", "hidden_act")
 _USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
-_UNGATED = ("gelu", "relu", "relu2", "xielu")  # activations that only MLPs without a gate use
 
 
 def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
@@ -140,7 +143,7 @@ def _rotated_dims(windows: Sequence[int], head_dims: Sequence[int]) -> tuple[int
 
 
 def _activation(name: str, gated: bool, where: str) -> str:
-    known = [key for key in _ACTIVATIONS if key != "swish" and not (gated and key in _UNGATED)]
-    if name not in (*known, "swish"):
+    known = [key for key in _ACTIVATIONS if not (gated and key == "xielu")]
+    if name not in known:
         raise WgradError(f"{where} {show(name)} is not supported: {', '.join(known)} are")
     return _ACTIVATIONS[name]

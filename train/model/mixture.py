@@ -15,14 +15,12 @@ from wgrad.autograd.ops.clamped_swiglu import clamped_swiglu
 from wgrad.autograd.ops.routing import Groups, group
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
-from wgrad.train.model.activations import PLAIN
+from wgrad.train.model.activations import GATED, PLAIN
 from wgrad.train.model.balance import Balance
 from wgrad.train.model.experts import DOWN, Experts
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.router import choose
-
-_GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
 
 
 def mixture(
@@ -131,7 +129,7 @@ def _activated(config: ModelConfig, experts: Experts, both: Tensor) -> Tensor:
     """Apply the experts' activation. both: output of their first projection, gate and up if they are gated."""
     if experts.interleaved:
         return clamped_swiglu(both, experts.alpha, experts.limit)
-    return _GATED[config.hidden_act](both, None) if experts.gated else PLAIN[config.hidden_act](both)
+    return (GATED if experts.gated else PLAIN)[config.hidden_act](both)
 
 
 def _shared_expert(
@@ -145,7 +143,7 @@ def _shared_expert(
 ) -> Tensor:
     """Return the output of the expert that all tokens use, float32 [N, C]. scale: of the residual stream."""
     *first, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
-    inner = (_GATED if experts.gated else PLAIN)[config.hidden_act](*(projection(module, y) for module in first))
+    inner = (GATED if experts.gated else PLAIN)[config.hidden_act](*(projection(module, y) for module in first))
     shared = F.cast(projection(last, inner), np.float32)
     if experts.shared_gate:
         gate = F.linear(y, weights[f"{prefix}{experts.shared_gate}.weight"], dtype=np.float32)
