@@ -126,6 +126,10 @@ def oracle(model: Any, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tupl
     )
     loss.backward()
     grads = {own_name(n): p.grad.double().numpy() for n, p in model.named_parameters() if not n.endswith(CORRECTION)}
+    heads = [name for name in grads if ".norms." in name]
+    for norm in dict.fromkeys(name.partition(".norms.")[0] for name in heads):  # StableLM's, a norm for each head
+        of_norm = [grads.pop(name) for name in heads if name.startswith(f"{norm}.")]
+        grads[f"{norm}.weight"] = np.stack(of_norm)
     return flat.detach().double().numpy(), float(loss.detach()), grads
 
 

@@ -93,7 +93,9 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         path.parent.mkdir()
 
         def value(spec: WeightSpec) -> np.ndarray:
-            return as_in_files(spec.name, weights[name_in_files(spec.name, raw)], raw)
+            of_heads = [w for name, w in weights.items() if name.startswith(f"{spec.name.removesuffix('weight')}norms.")]
+            whole = np.stack(of_heads) if of_heads else weights[name_in_files(spec.name, raw)]
+            return as_in_files(spec.name, whole, raw)
 
         save_gguf(path, GgufModel(config, files, "float32"), value, write_tokenizer)
         return folder, path
@@ -103,7 +105,8 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope, "rope_theta": 500_000.0}) for rope in (KNOWN, OWN, LINEAR)]
-CASES += [("StableLmForCausalLM", {"use_parallel_residual": False}), ("Starcoder2ForCausalLM", {"use_bias": False})]
+CASES += [("StableLmForCausalLM", {"use_parallel_residual": False, "qk_layernorm": False})]
+CASES += [("Starcoder2ForCausalLM", {"use_bias": False})]
 NEOX = {"use_parallel_residual": False, "rotary_emb_base": 500.0, "attention_bias": False}
 CASES += [("GPTNeoXForCausalLM", NEOX)]
 CASES += [("GPTBigCodeForCausalLM", {"multi_query": False, "tie_word_embeddings": True})]

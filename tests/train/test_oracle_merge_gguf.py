@@ -112,6 +112,7 @@ NEMOTRONS: tuple[dict[str, Any], ...] = ({"hybrid_override_pattern": "M*-M"}, {"
 CASES += [("NemotronHForCausalLM", changes) for changes in NEMOTRONS]
 CASES += [("GraniteMoeHybridForCausalLM", HYBRID | experts) for experts in ({}, HYBRID_EXPERTS)]
 CASES += [("DeepseekV2ForCausalLM", {"q_lora_rank": None, "num_hidden_layers": 27})]  # as llama.cpp knows V2-Lite
+CASES += [("CohereForCausalLM", {"use_qk_norm": True, "num_hidden_layers": 64})]  # from which it has norms of heads
 CASES += [("GPT2LMHeadModel", {"activation_function": "gelu", "tie_word_embeddings": True})]
 CASES += [("GPTNeoXForCausalLM", {"use_parallel_residual": False, "rotary_emb_base": 500.0})]
 CASES += [("FalconForCausalLM", changes) for changes in ({"num_ln_in_parallel_attn": 1}, FALCON_7B)]
@@ -330,7 +331,8 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
             {"sliding_window_pattern": 4},
             "a sliding window of 4096 tokens in other layers than",
         ),
-        ("LlamaForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "the activation gelu_tanh"),
+        ("LlamaForCausalLM", {"hidden_act": "relu"}, "the activation relu"),
+        ("CohereForCausalLM", {"use_qk_norm": True}, "norms of heads in 2 layers"),
         ("GemmaForCausalLM", {"hidden_act": "silu"}, "the activation silu"),
         ("PhiForCausalLM", {"hidden_act": "silu"}, "the activation silu"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "rotary embeddings in other layers than smollm3 has them"),

@@ -35,6 +35,7 @@ from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model import model as model_file
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.save_model import save_full
+from wgrad.train.model.weights import weight_specs
 
 pytestmark = pytest.mark.oracle
 
@@ -211,8 +212,9 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "phi": {"architecture": "PhiForCausalLM", "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+    "phi_normed": {"architecture": "PhiForCausalLM", "qk_layernorm": True, "hidden_act": "gelu_new"},
     "phi_tied": {"architecture": "PhiForCausalLM", "partial_rotary_factor": 0.9, "tie_word_embeddings": True},
-    "stablelm": {"architecture": "StableLmForCausalLM", "use_qkv_bias": True},
+    "stablelm": {"architecture": "StableLmForCausalLM", "use_qkv_bias": True, "qk_layernorm": False},
     "stablelm_parallel": {"architecture": "StableLmForCausalLM", "use_parallel_residual": True},
     "starcoder2": {
         "architecture": "Starcoder2ForCausalLM",
@@ -349,6 +351,7 @@ CASES: dict[str, dict[str, Any]] = {
     "glm": {"architecture": "GlmForCausalLM", "hidden_act": "relu"},
     "glm4": {"architecture": "Glm4ForCausalLM", "attention_bias": False},
     "cohere": {"architecture": "CohereForCausalLM", "logit_scale": 0.3, "tie_word_embeddings": True},
+    "cohere_normed": {"architecture": "CohereForCausalLM", "use_qk_norm": True, "attention_bias": True},
     "cohere2": {
         "architecture": "Cohere2ForCausalLM",
         "num_hidden_layers": 4,
@@ -639,11 +642,13 @@ def test_errors_over_several_batches_are_those_of_a_plain_implementation(
     assert (found < 1.5 * expected).all(), dict(zip(names, found / expected, strict=True))
 
 
+@pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "StableLmForCausalLM"])
 def test_full_training_saves_norm_weights_as_the_file_had_them(
-    make_checkpoint: Any, device: Device, tmp_path: Path
+    architecture: str, make_checkpoint: Any, tmp_path: Path
 ) -> None:
-    """Gemma 2's files hold weight - 1."""
-    folder = make_checkpoint("Gemma2ForCausalLM", tie_word_embeddings=True)
+    """Gemma 2's files hold weight - 1, StableLM's a weight for each head. Weights of norms do not decay."""
+    folder, device = make_checkpoint(architecture, tie_word_embeddings=True), ReferenceDevice()
+    assert not any(spec.decays for spec in weight_specs(load_model_config(folder)) if spec.kind == "norm")
     _, parameters = full_model(folder, device)
     save_full(tmp_path, folder, parameters.tensors, load_model_config(folder), lambda out: None)
     before, after = (read_entries(path / "model.safetensors", "") for path in (folder, tmp_path))

@@ -41,7 +41,8 @@ _MAMBA = {
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense", "ernie4_5"), _IDS),
     **dict.fromkeys(("arcee", "jais2", "glm", "glm4", "cohere", "cohere2", "olmo", "nanochat"), _IDS),
-    "stablelm": {**_IDS, "partial_rotary_factor": 0.5},  # a quarter of a head, the default, would be odd here
+    # A quarter of a head, the default, would be odd here.
+    "stablelm": {**_IDS, "partial_rotary_factor": 0.5, "qk_layernorm": True},
     "granitemoehybrid": {
         "shared_intermediate_size": 88,
         "num_local_experts": 0,
@@ -277,7 +278,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
 def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """Return random float32 weights, large enough for attention and gradients to be far from trivial."""
     generator = np.random.default_rng(seed)
-    weights = {}
+    weights: dict[str, np.ndarray] = {}
     for spec in weight_specs(parse_model_config(config)):
         value = generator.standard_normal(spec.shape).astype(np.float32)
         if (
@@ -292,7 +293,11 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
             value *= 2.0 / np.sqrt(spec.shape[-1])
         if ".attn.attention.q_proj." in spec.name:  # GPT-Neo does not scale its scores
             value *= 0.3
-        weights[name_in_files(spec.name, config)] = as_in_files(spec.name, value, config)
+        value = as_in_files(spec.name, value, config)
+        if "_layernorm." in spec.name and value.ndim == 2:  # StableLM's files have each head's weight by itself
+            weights |= {spec.name.replace(".weight", f".norms.{i}.weight"): row for i, row in enumerate(value)}
+        else:
+            weights[name_in_files(spec.name, config)] = value
     return weights | {
         name: np.array(value, np.float32) for name, value in constants(parse_model_config(config)).items()
     }

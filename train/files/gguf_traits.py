@@ -179,7 +179,10 @@ TRAITS = {
         usual_width=True, states_no_window=True, longrope=True,
     ),
     "stablelm": GgufTraits(
-        told={"use_qkv_bias": "self_attn.q_proj.bias", "use_parallel_residual": "!post_attention_layernorm.weight"},
+        told={
+            "use_qkv_bias": "self_attn.q_proj.bias", "use_parallel_residual": "!post_attention_layernorm.weight",
+            "qk_layernorm": "self_attn.q_layernorm.weight",
+        },
         layer_norm="layer_norm_eps", usual_width=True, states_parallel=True,
     ),
     "starcoder2": GgufTraits(told=_BIAS_OF_O, layer_norm="norm_epsilon", usual_width=True, activation="gelu_tanh"),
@@ -208,7 +211,7 @@ TRAITS = {
     ),
     "command-r": GgufTraits(
         unbiased=_PROJ, keys=(_LOGIT_SCALE,), layer_norm="layer_norm_eps", usual_width=True, normed_from=64,
-        states_logit_scale=True,
+        told={"use_qk_norm": "self_attn.q_norm.weight"}, states_logit_scale=True,
     ),
     "seed_oss": GgufTraits(unbiased=("o_proj.", "mlp."), told=_BIAS_OF_Q),
     "exaone4": GgufTraits(

@@ -222,8 +222,21 @@ class Attention(Parts):
         """Apply QK-norm, if there is one, to each head of [N, H * D] (Qwen3) or to all heads at once (OLMo 2)."""
         if not self.config.qk_norm or not (self.config.qk_norm_weight or self.config.use_rope[index]):
             return x
-        weight = self._norm_weight(f"model.layers.{index}.{module}", self.config.head_dim_of(index))
-        return self._normed_heads(x, weight)
+        module, width = f"model.layers.{index}.{module}", self.config.head_dim_of(index)
+        if self.config.qk_layer_norm:
+            return self._layer_normed_heads(module, x, width)
+        return self._normed_heads(x, self._norm_weight(module, width))
+
+    def _layer_normed_heads(self, module: str, x: Tensor, width: int) -> Tensor:
+        """Apply LayerNorm to each head of x, with one weight for all heads (Phi) or one for each (Command R+)."""
+        shape, eps, weight = x.shape, self.config.rms_norm_eps, f"{module}.weight"
+        x = x.reshape(x.size // width, width)
+        if not self.config.qk_norm_heads:
+            y = F.layer_norm(x, self.weights[weight], self.weights[f"{module}.bias"], eps, dtype=self.dtype)
+            return y.reshape(*shape)
+        ones, zeros = self._constant(width, 1), self._constant(width, 0)
+        y = F.layer_norm(x, ones, zeros, eps, dtype=np.float32).reshape(shape[0], -1, width)
+        return (y * self._tensor(weight)).to(self.dtype).reshape(*shape)
 
     def _normed_heads(self, x: Tensor, weight: Any) -> Tensor:
         shape, width = x.shape, weight.shape[0]

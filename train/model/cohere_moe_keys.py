@@ -21,7 +21,7 @@ from wgrad.train.model.config_file import (
 from wgrad.train.model.expert_keys import ExpertCount, ExpertsFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.scored_keys import SharedCount
-from wgrad.train.model.variants import cohere
+from wgrad.train.model.variants import shared_layer_norm
 
 
 class Cohere2MoeFile(ExpertsFile, kw_only=True):
@@ -104,7 +104,7 @@ class Cohere2MoeFile(ExpertsFile, kw_only=True):
         always = self.prefix_dense_sliding_window_pattern == 1
         norms = {} if self.rms_norm_eps is None else {"layer_norm": False, "rms_norm_eps": self.rms_norm_eps}
         return {
-            **cohere(self),
+            **shared_layer_norm(self),
             **norms,
             "windows": windows,
             "use_rope": tuple(window > 0 or (layer and always) for window, layer in zip(windows, dense)),

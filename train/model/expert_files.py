@@ -98,7 +98,7 @@ class StackedEntry(TensorEntry):
     parts: tuple[TensorEntry, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, name: str, parts: list[TensorEntry], shape: tuple[int, int, int]) -> StackedEntry:
+    def of(cls, name: str, parts: list[TensorEntry], shape: tuple[int, ...]) -> StackedEntry:
         """Combine the parts. Raise WgradError if they do not fit each other."""
         first = parts[0]
         for part in parts:
@@ -110,7 +110,7 @@ class StackedEntry(TensorEntry):
         return cls(first.source, first.path, name, first.dtype, shape, None, None, tuple(parts))
 
     def array(self) -> np.ndarray:
-        stacked = np.concatenate([part.array().reshape(-1, self.shape[2]) for part in self.parts])
+        stacked = np.concatenate([part.array().reshape(-1, self.shape[-1]) for part in self.parts])
         return np.ascontiguousarray(stacked.reshape(self.shape))
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:

@@ -112,8 +112,8 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         yield f"a sliding window of {window} tokens" + (f" in other layers than {architecture} has it" if every else "")
     if traits.scaled_embeddings and not math.isclose(config.embedding_scale, config.hidden_size**0.5):
         yield "embeddings that are not scaled"
-    if traits.normed_from is not None and config.num_hidden_layers >= traits.normed_from:
-        yield f"{traits.normed_from} layers or more without norms of heads"
+    if traits.normed_from is not None and config.qk_norm != (config.num_hidden_layers >= traits.normed_from):
+        yield f"{'' if config.qk_norm else 'no '}norms of heads in {config.num_hidden_layers} layers"
     if not _scales(config.rope, traits):
         yield f"{config.rope.type} scaling"
     if traits.largest is not None:

@@ -27,11 +27,6 @@ class LayerNormFile(ConfigFile, kw_only=True):
 
     rms_norm_eps: Any = None  # ignored: layer_norm_eps replaces it
     layer_norm_eps: Epsilon = 1e-5
-    qk_layernorm: bool = False
-
-    def __post_init__(self) -> None:
-        if self.qk_layernorm:
-            raise ValueError("qk_layernorm must be false: LayerNorm of heads is not built here; got true")
 
 
 class ArceeFile(ConfigFile, kw_only=True):
@@ -71,6 +66,8 @@ class NemotronFile(LayerNormFile, kw_only=True):
 
 
 class CohereFile(ConfigFile, kw_only=True):
+    """Keys of Command R and Aya. use_qk_norm: whether queries and keys are normed, as in Command R+."""
+
     default_theta: ClassVar[float] = 500_000.0
     vocab_size: Vocabulary = 256_000
     hidden_size: Width = 8192
@@ -83,6 +80,7 @@ class CohereFile(ConfigFile, kw_only=True):
     tie_word_embeddings: bool = True
     attention_bias: bool = False
     logit_scale: Factor = 0.0625
+    use_qk_norm: bool | None = False
 
 
 class Cohere2File(LayerTypesFile, kw_only=True):
@@ -149,6 +147,7 @@ class PhiFile(LayerNormFile, kw_only=True):
     num_hidden_layers: Count = 24
     hidden_act: str = "gelu_new"
     partial_rotary_factor: AtLeast0 | None = 0.5
+    qk_layernorm: bool = False
 
 
 class StableLmFile(LayerNormFile, kw_only=True):
@@ -161,6 +160,7 @@ class StableLmFile(LayerNormFile, kw_only=True):
     max_position_embeddings: Positions = 4096
     partial_rotary_factor: AtLeast0 | None = 0.25
     use_qkv_bias: bool = False
+    qk_layernorm: bool = False
     use_parallel_residual: bool = False
 
 

@@ -1,6 +1,7 @@
 """Conversion between the model's tensors and files that name them differently or split them.
 
 This concerns mostly layers with linear attention. Tensors are written as in the original files of a model's authors.
+StableLM's norms of heads are one tensor for each head in files.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ def _names(config: ModelConfig, every_layer: bool) -> Iterator[tuple[str, list[s
 
     every_layer: include layers without linear attention.
     """
+    if config.qk_norm_apart:
+        for layer in range(config.num_hidden_layers):
+            for norm, heads in ((config.q_norm, config.heads_of(layer)), (config.k_norm, config.kv_heads_of(layer))):
+                path = f"model.layers.{layer}.{norm}"
+                yield f"{path}.weight", [f"{path}.norms.{head}.weight" for head in range(heads)]
     if not isinstance(config.linear, LinearAttention):
         return
     for layer in range(config.num_hidden_layers):
@@ -70,7 +76,7 @@ def with_linear(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict
                 "belong together, or a shard is missing: fetch the model again"
             )
         taken = [found.pop(part) for part in parts]
-        found[name] = first if len(taken) == 1 else _joined(name, taken, config)
+        found[name] = first if len(taken) == 1 and not config.qk_norm_apart else _joined(name, taken, config)
     return found
 
 
@@ -100,9 +106,14 @@ def _own_name(name: str, config: ModelConfig) -> str:
 
 def _joined(name: str, parts: list[TensorEntry], config: ModelConfig) -> TensorEntry:
     """Join parts. They may have any number of rows, since transformers writes equal parts."""
-    assert isinstance(config.linear, LinearAttention)
-    wanted = (config.linear.channels, 1, config.linear.width)
-    if sum(part.shape[0] for part in parts) != wanted[0] or any(part.shape[1:] != wanted[1:] for part in parts):
+    if config.qk_norm_apart:
+        wanted: tuple[int, ...] = (len(parts), config.head_dim)
+        fit = all(part.shape == wanted[1:] for part in parts)
+    else:
+        assert isinstance(config.linear, LinearAttention)
+        wanted = (config.linear.channels, 1, config.linear.width)
+        fit = sum(part.shape[0] for part in parts) == wanted[0] and all(part.shape[1:] == wanted[1:] for part in parts)
+    if not fit:
         shapes = " and ".join(str(list(part.shape)) for part in parts)
         raise WgradError(
             f"{parts[0].source}: {one_line(parts[0].name)} and others in {parts[0].path} have shapes {shapes}: "
@@ -119,24 +130,31 @@ def as_in_files(sources: Iterable[TensorSource], config: ModelConfig) -> Iterato
         if own is not None:
             source = replace(source, name=own[1][0] + source.name.removeprefix(own[0]))
         parts = names.get(source.name, [source.name])
-        if len(parts) == 1:
+        if len(parts) == 1 and not (config.qk_norm_apart and source.name in names):
             yield replace(source, name=parts[0])
             continue
-        assert isinstance(config.linear, LinearAttention)
-        rows, held = config.linear.rows, list[np.ndarray]()
-        for number, (part, count) in enumerate(zip(parts, rows)):
-            value = partial(_part, source, held, sum(rows[:number]), count, number + 1 == len(parts))
-            yield TensorSource(part, source.dtype, (count, *source.shape[1:]), value)
+        if config.qk_norm_apart:
+            rows, held = (1,) * len(parts), list[np.ndarray]()
+            shapes = [source.shape[1:]] * len(parts)
+        else:
+            assert isinstance(config.linear, LinearAttention)
+            rows, held = config.linear.rows, list[np.ndarray]()
+            shapes = [(count, *source.shape[1:]) for count in rows]
+        for number, (part, count, shape) in enumerate(zip(parts, rows, shapes)):
+            value = partial(_part, source, held, sum(rows[:number]), count, shape, number + 1 == len(parts))
+            yield TensorSource(part, source.dtype, shape, value)
 
 
-def _part(source: TensorSource, held: list[np.ndarray], first: int, rows: int, last: bool) -> np.ndarray:
-    """Return rows of a tensor, which is fetched for the first part and released after the last.
+def _part(
+    source: TensorSource, held: list[np.ndarray], first: int, rows: int, shape: tuple[int, ...], last: bool
+) -> np.ndarray:
+    """Return rows of a tensor in this shape. It is fetched for the first part and released after the last.
 
     held: empty, or holds the fetched tensor.
     """
     if not held:
         held.append(source.fetch())
-    found = held[0][first : first + rows]
+    found = held[0][first : first + rows].reshape(shape)
     if last:
         held.clear()
     return found

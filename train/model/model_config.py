@@ -52,6 +52,9 @@ class ModelConfig:
         qk_norm_whole: Whether q and k are normed over all heads at once.
         qk_norm_last: Whether q and k are normed after their rotation.
         qk_norm_weight: Whether these norms have weights. Without weights, only layers with rotary embeddings have them.
+        qk_layer_norm: Whether these norms are LayerNorm, with a bias unless each head has a weight.
+        qk_norm_heads: Whether each head has a weight of its own.
+        qk_norm_apart: Whether files have each head's weight as a tensor.
         value_norm: Whether each head's values are normed, without weights.
         score_scale: Factor of the scores before the softmax; 0 means head_dim ** -0.5.
         score_softcap, logit_softcap: A soft cap c replaces x by c tanh(x / c); 0 means none.
@@ -135,6 +138,9 @@ class ModelConfig:
     embedding_norm: bool = field(default=False, repr=False)
     qk_norm_last: bool = field(default=False, repr=False)
     qk_norm_weight: bool = field(default=True, repr=False)
+    qk_layer_norm: bool = field(default=False, repr=False)
+    qk_norm_heads: bool = field(default=False, repr=False)
+    qk_norm_apart: bool = field(default=False, repr=False, compare=False)
     chunk: int = field(default=0, repr=False)
     chunked: tuple[bool, ...] = field(default=(), repr=False)
     plain_growth: tuple[float, int] = field(default=(0.0, 1), repr=False)

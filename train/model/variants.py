@@ -24,6 +24,7 @@ from wgrad.train.model.layer_norm_keys import (
     ApertusFile,
     ArceeFile,
     Cohere2File,
+    CohereFile,
     Jais2File,
     NanoChatFile,
     NemotronFile,
@@ -169,7 +170,7 @@ def phi3(keys: Phi3File) -> dict[str, Any]:
 
 def phi(keys: PhiFile) -> dict[str, Any]:
     """Phi-1, 1.5 (arXiv 2309.05463) and 2."""
-    return {
+    return layer_normed_heads(keys) | {
         "layer_norm": True,
         "rms_norm_eps": keys.layer_norm_eps,
         "qkv_bias": True,
@@ -186,9 +187,17 @@ def phi(keys: PhiFile) -> dict[str, Any]:
     }
 
 
+def layer_normed_heads(keys: PhiFile | StableLmFile) -> dict[str, Any]:
+    """Return the fields for `qk_layernorm`, LayerNorm of queries and keys."""
+    norms = {"q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm"}
+    return {"qk_norm": True, "qk_layer_norm": True, **norms} if keys.qk_layernorm else {}
+
+
 def stablelm(keys: StableLmFile) -> dict[str, Any]:
-    """StableLM 3B and 2 (arXiv 2402.17834)."""
+    """StableLM 3B and 2 (arXiv 2402.17834). In the 12B, each head has a norm of its own."""
     found = {"layer_norm": True, "rms_norm_eps": keys.layer_norm_eps, "qkv_bias": keys.use_qkv_bias}
+    if keys.qk_layernorm:
+        found |= {**layer_normed_heads(keys), "qk_norm_heads": True, "qk_norm_apart": True}
     return found | ({"parallel": True, "mlp_norm": "input_layernorm"} if keys.use_parallel_residual else {})
 
 
@@ -285,8 +294,14 @@ def glm4(keys: Glm4File) -> dict[str, Any]:
     }
 
 
-def cohere(keys: Any) -> dict[str, Any]:
-    """Command R and Aya (arXiv 2412.04261): attention and MLP read one LayerNorm, which has no bias."""
+def cohere(keys: CohereFile) -> dict[str, Any]:
+    """Command R and Aya (arXiv 2412.04261). In Command R+, queries and keys have a LayerNorm."""
+    norms = ("qk_norm", "qk_layer_norm", "qk_norm_heads") if keys.use_qk_norm else ()
+    return {**shared_layer_norm(keys), **dict.fromkeys(norms, True)}
+
+
+def shared_layer_norm(keys: Any) -> dict[str, Any]:
+    """Return the fields common to Cohere's families: attention and MLP read one LayerNorm, which has no bias."""
     return {
         **biases(keys),
         "layer_norm": True,
@@ -302,7 +317,7 @@ def cohere(keys: Any) -> dict[str, Any]:
 def cohere2(keys: Cohere2File) -> dict[str, Any]:
     """Command R7B and A (arXiv 2504.00698): rotary embeddings in layers with a window."""
     windows = one_full_of(keys, keys.sliding_window_pattern)
-    return {**cohere(keys), "windows": windows, "use_rope": tuple(window > 0 for window in windows)}
+    return {**shared_layer_norm(keys), "windows": windows, "use_rope": tuple(window > 0 for window in windows)}
 
 
 def apertus(keys: ApertusFile) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class WeightSpec:
     @property
     def decays(self) -> bool:
         """True for weights to which weight decay applies."""
-        return len(self.shape) > 1 and self.kind != "bias"
+        return len(self.shape) > 1 and self.kind != "bias" and not self.name.endswith("norm.weight")
 
     @property
     def is_linear(self) -> bool:
@@ -235,8 +235,11 @@ def _qk_norms(config: ModelConfig, layer: int, prefix: str) -> Iterator[WeightSp
     if config.qk_norm and config.qk_norm_weight and config.norm_weight and config.linear_of(layer) is None:
         widths = {config.q_norm: config.q_size_of(layer), config.k_norm: config.kv_size_of(layer)}
         for norm, width in list(widths.items())[: 2 if config.keys_of(layer) else 1]:
-            size = width if config.qk_norm_whole else config.head_dim_of(layer)
-            yield WeightSpec(f"{prefix}{norm}.weight", (size,), "norm", config.norm_offset)
+            each = config.head_dim_of(layer)
+            size = (width // each, each) if config.qk_norm_heads else (width if config.qk_norm_whole else each,)
+            yield WeightSpec(f"{prefix}{norm}.weight", size, "norm", config.norm_offset)
+            if config.qk_layer_norm and not config.qk_norm_heads:
+                yield WeightSpec(f"{prefix}{norm}.bias", size, "bias")
     for norm, width in config.latent.norms.items() if config.latent else ():
         yield WeightSpec(f"{prefix}{norm}.weight", (width,), "norm")
 
