@@ -93,7 +93,8 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         path.parent.mkdir()
 
         def value(spec: WeightSpec) -> np.ndarray:
-            of_heads = [w for name, w in weights.items() if name.startswith(f"{spec.name.removesuffix('weight')}norms.")]
+            path = spec.name.removesuffix("weight")
+            of_heads = [value for name, value in weights.items() if name.startswith(f"{path}norms.")]
             whole = np.stack(of_heads) if of_heads else weights[name_in_files(spec.name, raw)]
             return as_in_files(spec.name, whole, raw)
 

@@ -213,9 +213,7 @@ QKV = "attn_qkv"  # files of Phi-2 may have q, k and v in one tensor
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 # Names of tensors by general.architecture.
 ARCHITECTURES = {
-    **dict.fromkeys(
-        ("llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "smollm3", "granite", "gemma"), _NAMES
-    ),
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "smollm3", "granite", "gemma"), _NAMES),
     "stablelm": _NAMES | {f"attn_{part}_norm": f"self_attn.{part}_layernorm" for part in "qk"},
     **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
     "gemma3n": _GEMMA_3N,
