@@ -15,28 +15,11 @@ from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_mix import MIXES
 from wgrad.train.model.multimodal import MULTIMODAL
 
-# Families without GGUF because llama.cpp, or its package for Python, has no such architecture.
+# Families without GGUF because llama.cpp has no such architecture.
 NOT_THERE = {
-    **dict.fromkeys(("Cwm", "NanoChat", "GPTJ", "GPTNeo", "OlmoHybrid", "OPT", "VaultGemma"), "not in llama.cpp"),
-    **dict.fromkeys(
-        (
-            "GraniteSWA",
-            "GraniteMoeSWA",
-            "Cohere2Moe",
-            "FlexOlmo",
-            "Flint",
-            "HYV3",
-            "Kolibri1",
-            "Laguna",
-            "Lfm3",
-            "Mellum",
-            "Youtu",
-        ),
-        "not in the `gguf` package",
-    ),
-    **dict.fromkeys(("SolarOpen", "Llama4"), "not yet"),
-    "Phimoe": "llama.cpp weights its experts differently",
-    "Bamba": "llama.cpp applies rotary embeddings differently",
+    **dict.fromkeys(("Cwm", "FlexOlmo", "Flint", "GPTJ", "GPTNeo", "Kolibri1", "Lfm3"), "not in llama.cpp"),
+    **dict.fromkeys(("NanoChat", "OlmoHybrid", "OPT", "VaultGemma"), "not in llama.cpp"),
+    **{name.removesuffix("ForCausalLM"): f"llama.cpp {own.no_gguf}" for name, own in FAMILIES.items() if own.no_gguf},
 }
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- {}: written by `python -m tests.family_table` -->\n", "<!-- end of {} -->\n"

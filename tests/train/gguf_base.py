@@ -14,13 +14,14 @@ from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, rows_axis, t
 from wgrad.train.model.gguf_linear import gguf_shape, to_gguf, write_key_heads, write_linear
 from wgrad.train.model.gguf_mamba import mlp_lengths
 from wgrad.train.model.gguf_shared_keys import frequency_factors, shared_specs, shared_value, write_shared
+from wgrad.train.model.gguf_windows import write_windows
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import weight_specs
 
 LAYERS = 6  # most of a model
 PAIRED = (
-    "llama", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "arcee", "olmo",
-    "mistral3",
+    "llama", "smollm3", "granite", "granitemoe", "granitehybrid", "granite_swa", "nemotron_h", "nemotron_h_moe",
+    "arcee", "olmo", "mistral3",
 )  # fmt: skip # whose rotary pairs lie side by side in the file
 
 
@@ -46,7 +47,7 @@ def _write_sizes(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.positions if config.position_table else 64)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count(list(config.heads) or config.num_attention_heads)
     if config.gguf_traits.shares:
         write_shared(writer, config)
     else:
@@ -75,18 +76,18 @@ def _write_limits(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
-    if any(config.windows) and not config.gguf_traits.shares:
-        writer.add_sliding_window(max(config.windows))
+    if not config.gguf_traits.shares:
+        write_windows(writer, config)
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)
 
 
 def _write_rope_scaling(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    if config.gguf not in ("mistral3", "gpt-oss"):
+    if config.gguf not in ("mistral3", "gpt-oss", "laguna", "mellum"):
         return
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(config.rope.factor)
-    if config.gguf == "gpt-oss":
+    if config.gguf != "mistral3":
         writer.add_rope_scaling_orig_ctx_len(config.rope.original_max_position_embeddings)
         return
     writer.add_rope_scaling_orig_ctx_len(config.query_length)
@@ -97,9 +98,9 @@ def _write_rope_scaling(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
 def _write_scales(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     if config.gguf == "gptneox":
         writer.add_parallel_residual(config.parallel)
-    if config.gguf in ("cohere2", "command-r"):
+    if config.gguf in ("cohere2", "cohere2moe", "command-r"):
         writer.add_logit_scale(config.logit_scale)
-    if config.gguf in ("granite", "granitemoe", "granitehybrid"):
+    if config.gguf in ("granite", "granitemoe", "granitehybrid", "granite_swa"):
         writer.add_embedding_scale(config.embedding_scale)
         writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
         writer.add_residual_scale(config.residual_scale)

@@ -109,6 +109,22 @@ EXTRA["Gemma3nForCausalLM"] = {
     "altup_num_inputs": 4, "hidden_size_per_layer_input": 256, "intermediate_size": 1024,
     "activation_sparsity_pattern": [0.95] * 2, "final_logit_softcapping": 30.0, "rope_local_base_freq": 500.0,
 }  # fmt: skip
+SLIDING = {"rope_type": "default", "rope_theta": 500.0}
+YARN_OF_FULL = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+EXTRA["LagunaForCausalLM"] = {
+    "num_hidden_layers": 3, "layer_types": ["full_attention"] + ["sliding_attention"] * 2,
+    "num_attention_heads_per_layer": [4, 6, 2],
+    "rope_parameters": {
+        "full_attention": YARN_OF_FULL | {"rope_theta": 9000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": SLIDING,
+    },
+}  # fmt: skip
+EXTRA["MellumForCausalLM"] = {
+    "rope_parameters": {"full_attention": YARN_OF_FULL | {"rope_theta": 500.0}, "sliding_attention": SLIDING},
+}  # fmt: skip
+EXTRA["Cohere2MoeForCausalLM"] = {"num_hidden_layers": 3, "layer_types": None, "tie_word_embeddings": True}
+EXTRA["GraniteSWAForCausalLM"] = GRANITE | {"sliding_window": 7, "num_hidden_layers": 3}
+EXTRA["GraniteMoeSWAForCausalLM"] = GRANITE | {"num_hidden_layers": 3, "layer_rope_theta": [500.0, 500.0, 0.0]}
 EXTRA["Gemma4ForCausalLM"] = {"use_double_wide_mlp": True, "final_logit_softcapping": 3.0}
 EXTRA["Llama4ForCausalLM"] = {
     "num_hidden_layers": 4, "no_rope_layers": None, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 64,

@@ -47,8 +47,8 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, np.ndarray, np.ndarray]
 
     def make(architecture: str, lora: LoraConfig) -> tuple[Path, np.ndarray, np.ndarray]:
         # llama.cpp ends if Llama 4 has no layer that sees all tokens.
-        all_layers = architecture in ("Gemma4ForCausalLM", "Llama4ForCausalLM")
-        layers = {} if all_layers else {"num_hidden_layers": 2}
+        all_layers = architecture in ("Gemma4ForCausalLM", "Llama4ForCausalLM", "LagunaForCausalLM")
+        layers = {} if all_layers or "layer_rope_theta" in EXTRA.get(architecture, {}) else {"num_hidden_layers": 2}
         raw = tiny_config(architecture, **SIZES | EXTRA.get(architecture, {}) | layers)
         weights = random_weights(raw)
         folder, adapter = write_checkpoint(tmp_path / "model", raw, weights), tmp_path / "adapter"
@@ -187,4 +187,7 @@ def test_an_architecture_that_gguf_is_not_written_for_is_refused(tmp_path: Path,
     save_adapter(adapter, lora, random_adapter(lora, linear_modules(load_model_config(folder))), str(folder))
     assert main(["export", "--adapter", str(adapter), "--gguf-lora", str(tmp_path / "adapter.gguf")]) == 2
     assert "an adapter of Phi3ForCausalLM cannot be written into GGUF here" in capsys.readouterr().err
+    monkeypatch.setitem(FAMILIES, "Phi3ForCausalLM", replace(FAMILIES["Phi3ForCausalLM"], no_gguf="does otherwise"))
+    assert main(["export", "--adapter", str(adapter), "--gguf-lora", str(tmp_path / "adapter.gguf")]) == 2
+    assert "cannot run an adapter of Phi3ForCausalLM, because it does otherwise" in capsys.readouterr().err
     assert not (tmp_path / "adapter.gguf").exists()

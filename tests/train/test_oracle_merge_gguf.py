@@ -340,6 +340,8 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
         ("Gemma3ForCausalLM", {"final_logit_softcapping": 3.0}, "soft caps where gemma3 has none"),
         ("Gemma3ForCausalLM", {"rope_local_base_freq": 500.0}, "rotary embeddings of its own in sliding layers"),
     ]
+    adapter = adapted("PhimoeForCausalLM")
+    refused("has the architecture PhimoeForCausalLM, but llama.cpp weights the two experts by a softmax over both")
     for architecture, changes, what in others:
         adapter = adapted(architecture, **changes)
         refused(f"has {what}")
@@ -380,6 +382,32 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
         ("Llama4ForCausalLM", {"layer_types": ["full_attention"] * 4}, "attention in chunks of 8192 tokens, or in"),
         ("Llama4ForCausalLM", {"floor_scale": 99}, "queries that grow by 0.1 after 99 positions"),
         ("Llama4ForCausalLM", {"attention_bias": True}, "a tensor model.layers.0.self_attn.q_proj.bias"),
+        (
+            "LagunaForCausalLM",
+            {"layer_types": ["sliding_attention"] * 3},
+            "a sliding window of 7 tokens in other layers than laguna has it",
+        ),
+        ("LagunaForCausalLM", {"mlp_layer_types": ["dense"] * 3}, "no layer with experts"),
+        ("MellumForCausalLM", {"tie_word_embeddings": True}, "one matrix for embedding and head"),
+        ("MellumForCausalLM", {"mlp_layer_types": ["dense", "sparse"]}, "layers without experts"),
+        ("MellumForCausalLM", {"mlp_layer_types": ["dense"] * 2}, "no layer with experts"),
+        ("MellumForCausalLM", {"rope_parameters": None}, "rotary embeddings of its own in sliding layers"),
+        (
+            "Cohere2MoeForCausalLM",
+            {"shared_expert_combination_strategy": "sum"},
+            "experts and shared experts whose outputs are added",
+        ),
+        (
+            "Cohere2MoeForCausalLM",
+            {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2},
+            "rotary embeddings in other layers than cohere2moe",
+        ),
+        (
+            "GraniteSWAForCausalLM",
+            {"layer_rope_theta": [500.0, 70.0, 70.0]},
+            "rotary embeddings of its own in sliding layers",
+        ),
+        ("HYV3ForCausalLM", {"mlp_layer_types": ["sparse", "dense"]}, "layers without experts after layers with"),
         ("GptOssForCausalLM", {"attention_bias": False}, "biases of experts and none of attention"),
         ("FalconH1ForCausalLM", {"mamba_norm_before_gate": True}, "a norm before the gate"),
         ("FalconH1ForCausalLM", {"tie_word_embeddings": True}, "one matrix for embedding and head, with multipliers"),

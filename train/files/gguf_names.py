@@ -231,12 +231,24 @@ ARCHITECTURES = {
     "gpt-oss": _GPT_OSS,
     "granitemoe": _NAMES | _BLOCK_SPARSE | _SHARED,
     "granitehybrid": _NAMES | _BLOCK_SPARSE | _SHARED | _MAMBA,
+    "granite_swa": _NAMES
+    | _BLOCK_SPARSE
+    | {
+        "attn_sinks.weight": "self_attn.sinks",
+        "ffn_up_shexp": "shared_mlp.input_linear",
+        "ffn_down_shexp": "shared_mlp.output_linear",
+    },
     "falcon-h1": _NAMES | _MAMBA | _FALCON_H1,
     "mamba2": {part: _NAMES[part] for part in ("token_embd", "output")} | _MAMBA2,
     "nemotron_h": _NAMES | _NEMOTRON_H,
     "nemotron_h_moe": _NAMES | _NEMOTRON_H_MOE,
     "hunyuan-dense": _HUNYUAN,
     "hunyuan-moe": _HUNYUAN_MOE,
+    # llama.cpp's converter writes the correction's name without an ending.
+    "hy_v3": _NAMES | _SCORED | dict.fromkeys(("exp_probs_b.bias", "exp_probs_b"), "mlp.e_score_correction_bias"),
+    "laguna": _NAMES | _SCORED | {"attn_gate": "self_attn.g_proj"},
+    "mellum": _NAMES,
+    "cohere2moe": _NAMES | _SCORED,
     "llama4": _NAMES | _LLAMA4,
     "apertus": _NAMES | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "qwen2moe": _NAMES | _SHARED,
@@ -273,3 +285,15 @@ def hugging_face_name(name: str, names: dict[str, str]) -> tuple[str, str]:
     if found[2] in names:  # a name without the usual ending
         return layer + names[found[2]], found[2]
     return (f"{layer}{names[part]}.{kind}", part) if part in names and kind in ("weight", "bias") else (name, "")
+
+
+def gguf_name(name: str, names: dict[str, str]) -> str:
+    """Return GGUF's name of a tensor by Hugging Face's, or "" if it has none: the inverse of `hugging_face_name`."""
+    found = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(.*)", name, re.DOTALL)
+    assert found
+    block, parts = f"blk.{found[1]}." if found[1] else "", {path: part for part, path in names.items()}
+    if found[2] in parts:  # weights of experts have no ending in our names
+        part = parts[found[2]]
+        return f"{block}{part}.weight" if part.endswith("_exps") else block + part
+    path, _, kind = found[2].rpartition(".")
+    return f"{block}{parts[path]}.{kind}" if path in parts else ""

@@ -40,12 +40,15 @@ class GgufTraits:
     # Keys that are true if the first layer has a tensor, or if it lacks the one after "!".
     told: dict[str, str] = field(default_factory=dict)
     layer_norm: str = ""  # name of the epsilon, if norms are LayerNorm
+    or_rms_norm: bool = False  # norms are RMSNorm in files with its epsilon
     rope_names: tuple[str, ...] = ()  # names of theta and of the share of a head that is rotated
     multi_query: bool = False  # a key says whether there is only one key head
     counts_norms: bool = False  # keys count key heads, and the norms of attention and MLP
 
     # Attention and windows.
     attends: bool = True  # has attention
+    untied: bool = False  # has a head of its own
+    sized_layers: bool = False  # layers differ in their number of heads
     usual_width: bool = False  # heads have hidden size / heads elements
     shares: bool = False  # layers share keys and values, and have several shapes
     altup: bool = False  # has AltUp and LAuReL
@@ -53,6 +56,9 @@ class GgufTraits:
     one_full_of: int = 0  # one of so many layers has no window
     windowed: int | None = None  # layers of the only model with windows; None: all may have them
     lists_windows: bool = False  # files list the layers with windows, which have theta and nothing else of the scaling
+    full_first: bool = False  # or files state N: the first of every N layers has no window
+    states_local_rope: bool = False  # files state theta and rotated elements of layers with windows
+    one_rope: bool = False  # layers with windows have the scaling too
     states_no_window: bool = False  # files state 0 for no window
     largest: int | None = None  # layers of the model that scales scores by hidden size / heads, which is in config.json
     normed_from: int | None = None  # layers from which models have norms of heads
@@ -61,6 +67,8 @@ class GgufTraits:
     unrotated: bool = False  # has none; `rope.dimension_count` is meaningless
     one_unrotated_of: int = 0  # one of so many layers has none
     rotates_in_windows: bool = False  # if layers have windows, the others have none
+    rotates_in_mlps: bool = False  # or layers without experts have them too
+    lists_rotation: bool = False  # files may list the layers that have them
     states_rotation: bool = False  # `rope.scaling.finetuned` states whether layers have them; default true
     factors: bool = False  # may have a factor for each frequency, into which scaling as Llama 3's is written
     longrope: bool = False  # may have longrope's factors
@@ -88,6 +96,10 @@ class GgufTraits:
     swiglu: tuple[float, float] = (0.0, 0.0)  # alpha and limit
     states_expert_width: bool = True
     equal_heads: bool = False  # with experts, as many heads of keys as of queries
+    lists_mlps: bool = False  # config.json lists the kind of each layer's MLP
+    averages: bool = False  # the output is the mean of experts' and shared experts'
+    fused_shared: bool = False  # gate and up of shared experts are one tensor
+    without_mlps: bool = False  # all layers have experts
 
     # Layers with Mamba-2.
     # Names in config.json of state, groups, heads, numbers of a head, width and bias of the convolution.
@@ -149,6 +161,10 @@ TRAITS = {
         **_GRANITE, unrotated=True, states_rotation=True, counts=("num_local_experts",), normalizes=True, mamba=_MAMBA,
         doubled=True,
     ),
+    "granite_swa": GgufTraits(
+        **_GRANITE, lists_windows=True, states_no_window=True, one_rope=True, lists_rotation=True, fused_shared=True,
+        counts=("num_local_experts",), normalizes=True, states_expert_width=False,
+    ),
     "falcon-h1": GgufTraits(multiplied=True, mamba=_MAMBA),
     "mamba2": GgufTraits(
         attends=False, unrotated=True,
@@ -209,6 +225,14 @@ TRAITS = {
         unbiased=_PROJ, keys=(_LOGIT_SCALE, _STATED_WINDOW), layer_norm="layer_norm_eps", usual_width=True,
         one_full_of=4, rotates_in_windows=True, states_logit_scale=True,
     ),
+    "cohere2moe": GgufTraits(
+        unbiased=_PROJ, keys=(
+            _LOGIT_SCALE, FileKey("intermediate_size", "expert_feed_forward_length", int, needed=True),
+            FileKey("prefix_dense_intermediate_size", "feed_forward_length", int, zero_is_none=True),
+        ), constants={"prefix_dense_sliding_window_pattern": 1}, layer_norm="layer_norm_eps", or_rms_norm=True,
+        lists_windows=True, full_first=True, states_no_window=True, one_rope=True, rotates_in_mlps=True,
+        states_logit_scale=True, expert_keys="averaged", renamed=_COUNTED | _SHARED, lists_mlps=True, averages=True,
+    ),
     "command-r": GgufTraits(
         unbiased=_PROJ, keys=(_LOGIT_SCALE,), layer_norm="layer_norm_eps", usual_width=True, normed_from=64,
         told={"use_qk_norm": "self_attn.q_norm.weight"}, states_logit_scale=True,
@@ -227,6 +251,18 @@ TRAITS = {
     ),
     "hunyuan-dense": GgufTraits(unbiased=_PROJ),
     "hunyuan-moe": GgufTraits(unbiased=_PROJ, normalizes=True),
+    "hy_v3": GgufTraits(
+        unbiased=_PROJ, expert_keys="by_shared_width",
+        renamed=_COUNTED | _SHARED | {"routed_scaling_factor": "router_scaling_factor", "norm_topk_prob": "route_norm"},
+        normalizes=True, lists_mlps=True,
+    ),
+    "laguna": GgufTraits(
+        unbiased=_PROJ, sized_layers=True, full_first=True, states_local_rope=True, expert_keys="by_shared_width",
+        renamed=_COUNTED | {"routed_scaling_factor": "moe_routed_scaling_factor"}, normalizes=True, lists_mlps=True,
+    ),
+    "mellum": GgufTraits(
+        unbiased=_PROJ, untied=True, lists_windows=True, normalizes=True, without_mlps=True,
+    ),
     "apertus": GgufTraits(unbiased=_PROJ, factors=True, activation="xielu"),
     "chatglm": GgufTraits(told=_BIAS_OF_Q, usual_width=True),
     "glm4": GgufTraits(unbiased=("mlp.",), told=_BIAS_OF_Q),

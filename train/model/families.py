@@ -104,6 +104,7 @@ class Family:
         keys: Class of the keys of its config.json.
         variant: Returns the fields of `ModelConfig` that differ from a plain LLaMA, from the keys.
         gguf: llama.cpp's name of the architecture; "": it cannot be written to GGUF.
+        no_gguf: What llama.cpp does instead, if it has the architecture but computes something else.
         title: Its name in the docs; "": the architecture's name.
         gguf_others: llama.cpp's names of models with a part, by the field of `ModelConfig` that has it; the first
             match counts.
@@ -119,6 +120,7 @@ class Family:
     gguf: str
     title: str = ""
     gguf_others: tuple[tuple[str, str], ...] = ()
+    no_gguf: str = ""
     gguf_key: str = ""
     gguf_above: int = 0
     reads_again: bool = False
@@ -204,7 +206,14 @@ FAMILIES = {
     "Mamba2ForCausalLM": Family(
         "mamba2", Mamba2File, Mamba2File.variant, "mamba2", "Mamba-2, Codestral Mamba", in_peft="backbone."
     ),
-    "BambaForCausalLM": Family("bamba", BambaFile, BambaFile.variant, "", "Bamba"),
+    "BambaForCausalLM": Family(
+        "bamba",
+        BambaFile,
+        BambaFile.variant,
+        "",
+        "Bamba",
+        no_gguf="rotates each element of a head with another than the model does",
+    ),
     "NemotronHForCausalLM": Family(
         "nemotron_h",
         NemotronHFile,
@@ -226,19 +235,25 @@ FAMILIES = {
         gguf_key="expert_shared_feed_forward_length",
     ),
     "GraniteMoeSWAForCausalLM": Family(
-        "granitemoe_swa", GraniteMoeSwaFile, expert_variants.granite_moe_swa, "", "Granite with sinks and experts"
+        "granitemoe_swa",
+        GraniteMoeSwaFile,
+        expert_variants.granite_moe_swa,
+        "granite_swa",
+        "Granite with sinks and experts",
     ),
-    "GraniteSWAForCausalLM": Family("granite_swa", GraniteSwaFile, variants.granite_swa, "", "Granite with sinks"),
+    "GraniteSWAForCausalLM": Family(
+        "granite_swa", GraniteSwaFile, variants.granite_swa, "granite_swa", "Granite with sinks"
+    ),
     "HunYuanDenseV1ForCausalLM": Family(
         "hunyuan_v1_dense", HunYuanFile, variants.hunyuan, "hunyuan-dense", "HunYuan, dense"
     ),
     "HunYuanMoEV1ForCausalLM": Family(
         "hunyuan_v1_moe", HunYuanMoeFile, expert_variants.hunyuan_moe, "hunyuan-moe", "HunYuan, experts"
     ),
-    "HYV3ForCausalLM": Family("hy_v3", Hy3File, Hy3File.variant, "", "Hy3"),
+    "HYV3ForCausalLM": Family("hy_v3", Hy3File, Hy3File.variant, "hy_v3", "Hy3"),
     "FlintForCausalLM": Family("flint", FlintFile, FlintFile.variant, "", "Flint"),
     "Kolibri1ForCausalLM": Family("kolibri1", Kolibri1File, Kolibri1File.variant, "", "Kolibri 1"),
-    "LagunaForCausalLM": Family("laguna", LagunaFile, LagunaFile.variant, "", "Laguna"),
+    "LagunaForCausalLM": Family("laguna", LagunaFile, LagunaFile.variant, "laguna", "Laguna"),
     "ArceeForCausalLM": Family("arcee", ArceeFile, variants.ungated, "arcee"),
     "Jais2ForCausalLM": Family("jais2", Jais2File, variants.jais2, "jais2", "Jais 2"),
     "NemotronForCausalLM": Family("nemotron", NemotronFile, variants.nemotron, "nemotron"),
@@ -246,7 +261,9 @@ FAMILIES = {
     "Glm4ForCausalLM": Family("glm4", Glm4File, variants.glm4, "glm4", "GLM-4 0414"),
     "CohereForCausalLM": Family("cohere", CohereFile, variants.cohere, "command-r", "Command R, Aya (Cohere 1)"),
     "Cohere2ForCausalLM": Family("cohere2", Cohere2File, variants.cohere2, "cohere2", "Command R7B, A (Cohere 2)"),
-    "Cohere2MoeForCausalLM": Family("cohere2_moe", Cohere2MoeFile, Cohere2MoeFile.variant, "", "Cohere 2, experts"),
+    "Cohere2MoeForCausalLM": Family(
+        "cohere2_moe", Cohere2MoeFile, Cohere2MoeFile.variant, "cohere2moe", "Cohere 2, experts"
+    ),
     "ApertusForCausalLM": Family("apertus", ApertusFile, variants.apertus, "apertus"),
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
     "GPTNeoXForCausalLM": Family(
@@ -271,7 +288,7 @@ FAMILIES = {
     "Lfm2MoeForCausalLM": Family("lfm2_moe", Lfm2MoeFile, Lfm2MoeFile.variant, "lfm2moe", "LFM2, experts"),
     "Lfm3ForCausalLM": Family("lfm3", Lfm3File, Lfm3File.variant, "", "LFM3"),
     "Glm4MoeForCausalLM": Family("glm4_moe", Glm4MoeFile, scored_variants.glm4_moe, "glm4moe", "GLM-4.5, 4.6"),
-    "SolarOpenForCausalLM": Family("solar_open", SolarOpenFile, scored_variants.solar_open, "", "Solar Open"),
+    "SolarOpenForCausalLM": Family("solar_open", SolarOpenFile, scored_variants.solar_open, "glm4moe", "Solar Open"),
     "Dots1ForCausalLM": Family("dots1", Dots1File, scored_variants.dots1, "dots1", "dots.llm1"),
     "ExaoneMoeForCausalLM": Family(
         "exaone_moe", ExaoneMoeFile, scored_variants.exaone_moe, "exaone-moe", "K-EXAONE (EXAONE, experts)"
@@ -298,7 +315,7 @@ FAMILIES = {
     ),
     "Mistral4ForCausalLM": Family("mistral4", Mistral4File, Mistral4File.variant, "mistral4", "Mistral Small 4"),
     "MiniCPM3ForCausalLM": Family("minicpm3", MiniCpm3File, MiniCpm3File.variant, "minicpm3", "MiniCPM3"),
-    "YoutuForCausalLM": Family("youtu", YoutuFile, YoutuFile.variant, "", "Youtu-LLM"),
+    "YoutuForCausalLM": Family("youtu", YoutuFile, YoutuFile.variant, "deepseek2", "Youtu-LLM"),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", MiniMaxM2File, expert_variants.minimax_m2, "minimax-m2", "MiniMax-M2"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
     "FlexOlmoForCausalLM": Family("flex_olmo", FlexOlmoFile, expert_variants.flex_olmo, "", "FlexOlmo"),
@@ -308,6 +325,14 @@ FAMILIES = {
         "qwen2_moe", Qwen2MoeFile, expert_variants.qwen2_moe, "qwen2moe", "Qwen 1.5 and 2, experts"
     ),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, "qwen3moe", "Qwen 3, experts"),
-    "MellumForCausalLM": Family("mellum", MellumFile, expert_variants.mellum, "", "Mellum 2"),
-    "PhimoeForCausalLM": Family("phimoe", PhimoeFile, expert_variants.phimoe, "", "Phi 3.5, experts", reads_again=True),
+    "MellumForCausalLM": Family("mellum", MellumFile, expert_variants.mellum, "mellum", "Mellum 2"),
+    "PhimoeForCausalLM": Family(
+        "phimoe",
+        PhimoeFile,
+        expert_variants.phimoe,
+        "",
+        "Phi 3.5, experts",
+        no_gguf="weights the two experts by a softmax over both, and has RMSNorm instead of LayerNorm",
+        reads_again=True,
+    ),
 }

@@ -24,12 +24,12 @@ from wgrad.train.model.gguf_latent import keys_of_latent, yarn_of_latent
 from wgrad.train.model.gguf_linear import keys_of_linear
 from wgrad.train.model.gguf_mamba import keys_of_mamba
 from wgrad.train.model.gguf_shared_keys import keys_of_shared
+from wgrad.train.model.gguf_windows import WINDOW, keys_of_windows
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 
 # Llama 3.1 and 3.2. GGUF has only the frequency factors that result from these, as a tensor.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_WINDOW = "attention.sliding_window"
 _ORIGINAL = "rope.scaling.original_context_length"
 
 
@@ -51,7 +51,8 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         return fields.needed(prefix + key, int)
 
     hidden, layers = number("embedding_length"), number("block_count")
-    heads = number("attention.head_count") if traits.attends else 1
+    listed = fields.whole_numbers(prefix + "attention.head_count") if traits.sized_layers else []
+    heads = (listed[0] if listed else number("attention.head_count")) if traits.attends else 1
     layers -= (extra := fields.get(prefix + "nextn_predict_layers", int, 0))
     if heads < 1 or hidden < 1:
         raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")
@@ -75,14 +76,16 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         **_epsilon(fields),
         "tie_word_embeddings": HEAD not in tensors,
         "rope_theta": _theta(fields),
-        **_rope(architecture, fields, tensors, width, latent),
+        **_rope(architecture, fields, tensors, (width, rotated), latent),
         "partial_rotary_factor": _part(rotated, width),
         **_told(traits, tensors),
         **keys_of_mamba(fields, tensors),
-        **keys_of_experts(fields, experts),
+        **keys_of_experts(fields, experts, layers, tensors),
         **keys_of_linear(fields),
         **latent,
         **_variant(fields, tensors, _part(rotated, width), hidden // heads if layers == traits.largest else width),
+        **keys_of_windows(fields, layers, _theta(fields)),
+        **({"num_attention_heads_per_layer": listed[:layers]} if listed else {}),
         **_shared(fields, tensors),
     }
 
@@ -144,6 +147,9 @@ def _key_heads(fields: GgufFields, heads: int) -> int:
 
 def _epsilon(fields: GgufFields) -> dict[str, float]:
     own = fields.traits.layer_norm
+    rms_norm = f"{fields.architecture}.attention.layer_norm_rms_epsilon"
+    if fields.traits.or_rms_norm and fields.get(rms_norm, float, 0.0):
+        own = ""
     key = "layer_norm_epsilon" if own else "layer_norm_rms_epsilon"
     return {own or "rms_norm_eps": fields.needed(f"{fields.architecture}.attention.{key}", float)}
 
@@ -157,16 +163,28 @@ def _shared(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str,
 
 
 def _rope(
-    architecture: str, fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int, latent: dict[str, Any]
+    architecture: str,
+    fields: GgufFields,
+    tensors: Mapping[str, TensorEntry],
+    widths: tuple[int, int],
+    latent: dict[str, Any],
 ) -> dict[str, Any]:
+    """Return the keys of rotary embeddings. widths: elements of a head, and how many of them are rotated."""
     if fields.traits.shares:
         return {}
+    width, rotated = widths
     scaling = yarn_of_latent(fields, _scaling(fields, tensors, width), latent)
     if fields.traits.states_yarn:
         return _mistral3_rope(fields, scaling)
     if fields.traits.unrounded_yarn and scaling is not None:
         scaling["truncate"] = False
-    if FAMILIES[architecture].gguf_key != _WINDOW:
+    if fields.traits.states_local_rope:
+        local = fields.get(f"{fields.architecture}.rope.freq_base_swa", float, _theta(fields))
+        turned = fields.get(f"{fields.architecture}.rope.dimension_count_swa", int, rotated)
+        full = (scaling or {"rope_type": "default"}) | {"partial_rotary_factor": _part(rotated, width)}
+        sliding = {"rope_type": "default", "rope_theta": local, "partial_rotary_factor": _part(turned, width)}
+        return {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
+    if FAMILIES[architecture].gguf_key != WINDOW and not FAMILIES[architecture].keys.default_rope.full_attention:
         scaled_by_default = FAMILIES[architecture].keys.default_rope != RopeFile()
         return {"rope_scaling": scaling or ({"rope_type": "default"} if scaled_by_default else None)}
     sliding = {"rope_type": "default", "rope_theta": _theta(fields)}
@@ -226,13 +244,8 @@ def _variant(fields: GgufFields, tensors: Mapping[str, TensorEntry], part: float
         found["query_pre_attn_scalar"] = scored
     if traits.windowed is not None:
         large = fields.needed(prefix + "block_count", int) == traits.windowed
-        found["sliding_window"] = fields.get(prefix + _WINDOW, int, 4096) if large else None
+        found["sliding_window"] = fields.get(prefix + WINDOW, int, 4096) if large else None
         found["sliding_window_pattern"] = traits.one_full_of
-    if traits.lists_windows and fields.get(prefix + _WINDOW, int, 0) > 0:
-        kinds = ("full_attention", "sliding_attention")
-        slides = fields.numbers(f"{prefix}{_WINDOW}_pattern")
-        found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
-        found["layer_types"] = [kinds[bool(layer)] for layer in slides] or None
     if traits.scaled:
         found["attention_multiplier"] = fields.get(prefix + "attention.scale", float, scored**-0.5)
     return found

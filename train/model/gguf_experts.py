@@ -5,7 +5,7 @@ Source: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py, src/llama-model.cp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,15 @@ import numpy as np
 
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import require_gguf
+from wgrad.train.files.gguf_names import ARCHITECTURES, gguf_name
+from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
 from wgrad.train.model.gguf_latent import kv_b_rows, shape_by_head
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
 from wgrad.train.model.gguf_llama4 import keys_of_llama4, write_llama4
 from wgrad.train.model.gguf_scored import (
+    keys_by_shared_width,
+    keys_of_averaged,
     keys_of_deepseek2,
     keys_of_ernie,
     keys_of_gemma4,
@@ -44,6 +48,8 @@ EXPERT_KEYS = {  # of config.json, by `GgufTraits.expert_keys`
     "gated": keys_of_deepseek2,
     "softmax": keys_of_softmax,
     "every_nth": keys_of_llama4,
+    "by_shared_width": keys_by_shared_width,
+    "averaged": keys_of_averaged,
 }
 
 
@@ -93,6 +99,8 @@ def parts_in_gguf(config: ModelConfig, name: str, shape: tuple[int, ...]) -> dic
         names = [stem.removesuffix(GATE_UP) + half + ending for half in HALVES]
         if config.experts is not None and config.experts.interleaved:
             return dict(zip(names, (rows[::2], rows[1::2])))
+    elif config.gguf_traits.fused_shared:
+        return {}
     elif name.endswith(f"{FUSED_MLP[1]}.weight"):
         return {name.replace(FUSED_MLP[1], f"{'mlp' if config.experts is None else SHARED}.{DOWN}"): rows}
     elif name.endswith(fused):
@@ -130,13 +138,18 @@ def by_parts(config: ModelConfig, value: Callable[[WeightSpec], np.ndarray]) -> 
 
 
 def name_map(gguf: Any, architecture: str, layers: int) -> Any:
-    """Return the gguf package's map of tensor names. architecture: its name in GGUF files."""
-    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    return gguf.get_tensor_name_map(known[architecture], layers)
+    """Return the gguf package's map of tensor names, or our own table of an architecture that the package lacks.
+
+    architecture: its name in GGUF files.
+    """
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}.get(architecture)
+    return ARCHITECTURES[architecture] if known is None else gguf.get_tensor_name_map(known, layers)
 
 
 def tensor_name(names: Any, name: str) -> str:
     """Return GGUF's name of a tensor, or "" if it has none. names: from `name_map`."""
+    if isinstance(names, dict):
+        return gguf_name(name, names)
     name = name.replace(".dt_bias", ".dt_proj.bias")
     name = name.replace("score_correction_bias", "score_correction.bias").replace("gate.moe_statics", "moe_statics")
     name = name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
@@ -175,25 +188,32 @@ def write_experts(writer: Any, config: ModelConfig) -> None:
     """Write the keys of the experts, if the model has any."""
     if config.experts is None:
         return
+    traits = config.gguf_traits
     writer.add_expert_count(config.experts.count)
     writer.add_expert_used_count(config.experts.chosen)
-    if config.gguf_traits.states_expert_width:
+    if traits.states_expert_width:
         writer.add_expert_feed_forward_length(config.experts.width)
     if config.experts.shared_width:
         writer.add_expert_shared_feed_forward_length(config.experts.shared_width)
     if config.experts.latent_width:
         writer.add_moe_latent_size(config.experts.latent_width)
     write_llama4(writer, config)
-    if config.experts.correction or config.latent is not None:
+    if config.experts.correction or config.latent is not None or traits.averages:
         listed = bool(config.mlp_layers)
-        write_scored(writer, require_gguf("--format gguf", config.gguf), config.experts, listed)
+        write_scored(writer, require_gguf("--format gguf", config.gguf), config.experts, listed, traits.averages)
 
 
 def without_place(config: ModelConfig) -> Iterator[str]:
     """Yield the properties of the experts that llama.cpp does not support for this architecture."""
     traits = config.gguf_traits
     if config.experts is None:
+        if traits.lists_mlps or traits.without_mlps:
+            yield "no layer with experts"
         return
+    if traits.averages:
+        usual = 0.5 if config.experts.shared_width else 1.0
+        if (config.experts.share_scale, config.experts.shared_scale) != (usual, usual):
+            yield "experts and shared experts whose outputs are added"
     if traits.normalizes not in (None, config.experts.normalize):
         yield f"experts whose weights {'' if config.experts.normalize else 'do not '}add up to 1"
     if traits.equal_heads and config.num_key_value_heads != config.num_attention_heads:
@@ -202,7 +222,7 @@ def without_place(config: ModelConfig) -> Iterator[str]:
         yield "experts whose weights are scaled, or chosen without a bias"
     if config.mlp_layers or traits.chunked:  # files say which layers have experts
         pass
-    elif config.experts.correction or config.latent is not None:
+    elif config.experts.correction or config.latent is not None or traits.lists_mlps:
         yield from without_scored_place(config.experts)
     elif not all(config.experts.layers):
         yield "layers without experts"
@@ -213,13 +233,18 @@ def without_place(config: ModelConfig) -> Iterator[str]:
         yield f"experts with swiglu_alpha {swiglu[0]:g} and swiglu_limit {swiglu[1]:g}"
 
 
-def keys_of_experts(fields: GgufFields, count: int) -> dict[str, Any]:
-    """Return the config.json keys of the experts. count: number of experts."""
+def keys_of_experts(fields: GgufFields, count: int, layers: int, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    """Return the config.json keys of the experts. count: number of experts. layers: number of layers."""
     if not count:
         return {}
     prefix, traits = fields.architecture + ".", fields.traits
     if traits.expert_keys:
-        return EXPERT_KEYS[traits.expert_keys](fields, count, fields.needed(prefix + "expert_used_count", int))
+        found = EXPERT_KEYS[traits.expert_keys](fields, count, fields.needed(prefix + "expert_used_count", int))
+        if traits.lists_mlps:
+            del found["first_k_dense_replace"]
+            routed = (f"model.layers.{i}.mlp.gate.weight" in tensors for i in range(layers))
+            found["mlp_layer_types"] = ["sparse" if layer else "dense" for layer in routed]
+        return found
     if traits.normalizes is None:
         raise fields.error(prefix + "expert_count", f"must be 0 for this architecture, got {count}")
     found = {**dict.fromkeys(traits.counts, count), "norm_topk_prob": traits.normalizes}

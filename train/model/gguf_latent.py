@@ -109,7 +109,7 @@ def write_heads(writer: Any, config: ModelConfig) -> None:
     if not config.any_attends:
         writer.add_head_count(0)
         return
-    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count(list(config.heads) or config.num_attention_heads)
     if c is None:
         write_key_heads(writer, config)
         widths = (config.head_dim, config.head_dim)
@@ -133,6 +133,11 @@ def write_latent(writer: Any, config: ModelConfig) -> None:
     if c.query_rank:
         writer.add_q_lora_rank(c.query_rank)
     writer.add_kv_lora_rank(c.rank)
+    if config.experts is None and config.gguf_traits.splits_kv_b:  # llama.cpp requires these keys
+        writer.add_leading_dense_block_count(config.num_hidden_layers)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_expert_shared_count(0)
+        writer.add_expert_weights_scale(1.0)
     if config.rope.type == "yarn":
         writer.add_rope_scaling_yarn_log_mul(0.1 * _all_dims(config))  # llama.cpp's converter writes a tenth
         if config.gguf_traits.states_growth:

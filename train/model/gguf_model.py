@@ -17,12 +17,14 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_files import GgufEntry, require_gguf
 from wgrad.train.files.gguf_traits import GgufTraits
 from wgrad.train.files.imatrix_file import Imatrix
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import gguf_specs, tensor_names, without_place
 from wgrad.train.model.gguf_latent import without_latent_place
 from wgrad.train.model.gguf_linear import without_linear_place
 from wgrad.train.model.gguf_llama4 import without_llama4_place
 from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.gguf_shared_keys import without_shared_place
+from wgrad.train.model.gguf_windows import without_window_place
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.rope_scaling import RopeConfig, yarn_factor
@@ -75,6 +77,11 @@ class GgufModel:
     def check(self, option: str = "--format gguf") -> None:
         """Raise WgradError if GGUF cannot hold a part of the model, or the gguf package is missing."""
         require_gguf(option, FILE if option == "--format gguf" else "its target")
+        if instead := FAMILIES[self.config.architecture].no_gguf:
+            raise WgradError(
+                f"{option}: {self.files.folder} has the architecture {self.config.architecture}, but llama.cpp "
+                f"{instead}: {'use --format safetensors' if option == '--format gguf' else 'leave the option out'}"
+            )
         what = next(_without_place(self.config), "")
         if what and self.base is None:
             instead = "use --format safetensors and convert that with llama.cpp's convert_hf_to_gguf.py"
@@ -103,13 +110,11 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         yield from without_shared_place(config)
     yield from without_latent_place(config)
     yield from without_llama4_place(config)
-    every = _one_full_of(config)
-    windows = stored_windows(config)
-    window = max(windows)
-    if not traits.shares and windows != tuple(
-        window if every and (i + 1) % every else 0 for i in range(config.num_hidden_layers)
-    ):
-        yield f"a sliding window of {window} tokens" + (f" in other layers than {architecture} has it" if every else "")
+    yield from without_window_place(config)
+    if config.heads and not traits.sized_layers:
+        yield "layers that differ in their number of heads"
+    if traits.untied and config.tie_word_embeddings:
+        yield "one matrix for embedding and head"
     if traits.scaled_embeddings and not math.isclose(config.embedding_scale, config.hidden_size**0.5):
         yield "embeddings that are not scaled"
     if traits.normed_from is not None and config.qk_norm != (config.num_hidden_layers >= traits.normed_from):
@@ -141,9 +146,6 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         for spec in weight_specs(config)
         if spec.name.endswith(".bias") and any(part in spec.name for part in traits.unbiased)
     )
-    theta = config.rope.theta if traits.lists_windows else 10_000.0
-    if not traits.shares and config.local_rope and config.local_rope != RopeConfig(config.head_dim, theta):
-        yield "rotary embeddings of its own in sliding layers"
 
 
 def _in_gguf(activation: str) -> str:
@@ -153,6 +155,11 @@ def _in_gguf(activation: str) -> str:
 
 def _rotates(config: ModelConfig, traits: GgufTraits) -> tuple[bool, ...]:
     """Return for each layer whether llama.cpp applies rotary embeddings."""
+    if traits.lists_rotation:
+        return config.use_rope
+    if traits.rotates_in_mlps:
+        routed = config.experts.layers if config.experts is not None else (False,) * config.num_hidden_layers
+        return tuple(window > 0 or not layer for window, layer in zip(config.windows, routed))
     if traits.rotates_in_windows and any(config.windows):
         return tuple(window > 0 for window in config.windows)
     if traits.unrotated:
@@ -161,24 +168,11 @@ def _rotates(config: ModelConfig, traits: GgufTraits) -> tuple[bool, ...]:
     return tuple(not every or bool((i + 1) % every) for i in range(config.num_hidden_layers))
 
 
-def _one_full_of(config: ModelConfig) -> int:
-    """Return N if llama.cpp gives every N-th layer no window; 0 if it gives no layer a window."""
-    traits = config.gguf_traits
-    return traits.one_full_of if traits.windowed in (None, config.num_hidden_layers) else 0
-
-
 def log_multiplier(rope: RopeConfig) -> float | None:
     """Return llama.cpp's yarn_log_mul: 1.0 to cancel yarn's attention factor, 0.0 to keep it; None if neither fits."""
     if rope.attention_factor == 1.0:
         return 1.0
     return 0.0 if math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6) else None
-
-
-def stored_windows(config: ModelConfig) -> tuple[int, ...]:
-    """Return each layer's window. Where no pattern is fixed, 0 replaces windows that no sequence exceeds."""
-    if _one_full_of(config):
-        return config.windows
-    return tuple(window if window < config.max_position_embeddings else 0 for window in config.windows)
 
 
 def _scales(rope: RopeConfig, traits: GgufTraits) -> bool:

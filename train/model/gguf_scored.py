@@ -15,17 +15,21 @@ from wgrad.train.model.experts import Experts
 _SOFTMAX, _SIGMOID = 1, 2  # values of llama.cpp's ExpertGatingFuncType
 
 
-def write_scored(writer: Any, gguf: Any, experts: Experts, listed: bool = False) -> None:
-    """Write the keys of a router with corrections, and which layers have experts. listed: another key lists them."""
+def write_scored(writer: Any, gguf: Any, experts: Experts, listed: bool = False, averages: bool = False) -> None:
+    """Write the keys of a router with corrections, and which layers have experts.
+
+    listed: another key lists them. averages: the output is the mean of experts' and shared experts', without a factor.
+    """
     if not listed:
         writer.add_leading_dense_block_count(experts.layers.index(True))
-    writer.add_expert_shared_count(experts.shared_width // experts.width)
+    least = 1 if experts.shared_width else 0  # a shared expert may be narrower
+    writer.add_expert_shared_count(max(least, experts.shared_width // experts.width))
     if experts.correction and not experts.sigmoid:
         writer.add_interleave_moe_layer_step(1)
         return
     gating = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(gating.SIGMOID if experts.sigmoid else gating.SOFTMAX)
-    writer.add_expert_weights_scale(experts.share_scale)
+    writer.add_expert_weights_scale(1.0 if averages else experts.share_scale)
     writer.add_expert_weights_norm(experts.normalize)
     if experts.groups > 1:
         writer.add_expert_group_count(experts.groups)
@@ -72,6 +76,32 @@ def _keys(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
         "routed_scaling_factor": fields.get(prefix + "expert_weights_scale", float, 1.0) or 1.0,
         "sliding_window": None,
     }
+
+
+def keys_by_shared_width(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
+    """Do as `keys_of_scored` for Hy3 and Laguna, whose files state the width of the shared experts."""
+    prefix = fields.architecture + "."
+    width = fields.needed(prefix + "expert_feed_forward_length", int)
+    shared = fields.get(prefix + "expert_shared_feed_forward_length", int, width)
+    names, counted = fields.traits.renamed, "n_shared_experts"
+    found = keys_of_scored(fields, count, chosen) | {"shared_expert_intermediate_size": shared}
+    if counted in names and (shared < 1 or shared % max(width, 1)):
+        raise fields.error(prefix + "expert_shared_feed_forward_length", f"must be a multiple of {width}, got {shared}")
+    return found | ({names[counted]: shared // max(width, 1)} if counted in names else {})
+
+
+def keys_of_averaged(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
+    """Do as `keys_of_scored` for Cohere 2 with experts, whose scores are sigmoids or a softmax of the chosen."""
+    prefix = fields.architecture + "."
+    sigmoid = fields.get(prefix + "expert_gating_func", int, 0) in (0, _SIGMOID) or has_sigmoids(fields)
+    found = {fields.traits.renamed.get(key, key): value for key, value in _keys(fields, count, chosen).items()}
+    if found["routed_scaling_factor"] != 1:
+        raise fields.error(prefix + "expert_weights_scale", "must be 1")
+    if not sigmoid and not found["norm_topk_prob"]:
+        raise fields.error(prefix + "expert_weights_norm", "must be true with a softmax")
+    kept = ("n_group", "topk_group", "routed_scaling_factor", "moe_intermediate_size", "sliding_window")
+    found |= {"expert_selection_fn": "sigmoid" if sigmoid else "softmax"}
+    return {key: value for key, value in found.items() if key not in kept}
 
 
 def keys_of_nemotron(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:

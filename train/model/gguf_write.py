@@ -27,8 +27,9 @@ from wgrad.train.model.gguf_latent import LENGTHS, by_head, write_heads, write_l
 from wgrad.train.model.gguf_linear import to_gguf, write_linear
 from wgrad.train.model.gguf_mamba import mlp_lengths
 from wgrad.train.model.gguf_mix import MIXES
-from wgrad.train.model.gguf_model import FILE, TYPES, GgufModel, gguf_package, log_multiplier, stored_windows
+from wgrad.train.model.gguf_model import FILE, TYPES, GgufModel, gguf_package, log_multiplier
 from wgrad.train.model.gguf_shared_keys import frequency_factors, write_shared
+from wgrad.train.model.gguf_windows import write_windows
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
@@ -160,17 +161,14 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
         writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
         writer.add_residual_scale(config.residual_scale)
         writer.add_logit_scale(1 / config.logit_scale)
-    windows = stored_windows(config)
     if traits.states_logit_scale:
         writer.add_logit_scale(config.logit_scale)
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)
-    if not traits.shares and (any(windows) or traits.states_no_window):
-        writer.add_sliding_window(max(windows))
+    if not traits.shares:
+        write_windows(writer, config)
     if traits.states_parallel:
         writer.add_parallel_residual(config.parallel)
-    if any(windows) and traits.lists_windows:
-        writer.add_sliding_window_pattern([window > 0 for window in windows])
 
 
 def _write_rope(writer: Any, gguf: Any, config: ModelConfig) -> None:
