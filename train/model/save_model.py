@@ -16,7 +16,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.files import write_bytes, write_text
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.input_files import exists, open_input, reading
-from wgrad.train.files.safetensors_files import TensorSource, write_safetensors
+from wgrad.train.files.safetensors_files import TensorEntry, TensorSource, write_safetensors
 from wgrad.train.model.expert_files import written_tensors
 from wgrad.train.model.linear_files import as_in_files
 from wgrad.train.model.model_config import ModelConfig
@@ -87,15 +87,39 @@ def save_model(
             progress(done, len(specs))
         return value(spec)
 
-    entries = files.entries if files else {}
-    sources = [
-        replace(source, name=entries[source.name].name if source.name in entries else source.name)
-        for source in as_in_files(written_tensors(specs, config, dtype, fetch), config)
-    ]
+    sources = list(as_in_files(written_tensors(specs, config, dtype, fetch), config))
     for name, number in constants(config).items():
         sources.append(TensorSource(name, dtype, (), partial(np.asarray, number, dtype)))
+    named = _names_in(files.entries if files else {})
+    sources = [replace(source, name=named(source.name)) for source in sources]
     sources += [TensorSource(entry.name, dtype_of(entry), entry.shape, entry.array) for entry in beside]
     write_safetensors(out / "model.safetensors", sources)
+
+
+def _names_in(entries: Mapping[str, TensorEntry]) -> Callable[[str], str]:
+    """Return a function from the name of a text model's tensor to that in a multimodal model's files.
+
+    Tensors that those files have in another form, such as experts, get the prefix of their layer.
+
+    Args:
+        entries: The tensors of the files by the text model's names.
+    """
+    prefixes = {}
+    for own, entry in entries.items():
+        layer = _layer_of(own)
+        prefixes[layer] = entry.name.removesuffix(own.removeprefix(layer))
+
+    def name_of(name: str) -> str:
+        if name in entries:
+            return entries[name].name
+        layer = _layer_of(name)
+        return prefixes[layer] + name.removeprefix(layer) if layer in prefixes else name
+
+    return name_of
+
+
+def _layer_of(name: str) -> str:
+    return ".".join(name.split(".")[:3]) + "."
 
 
 def save_description(
