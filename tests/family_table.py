@@ -36,10 +36,15 @@ def families(cases: dict[str, int]) -> str:
 
 
 def multimodal() -> str:
-    rows = ["| multimodal architecture | text part |", "| --- | --- |"]
+    rows = ["| text part | multimodal architectures |", "| --- | --- |"]
+    found: dict[str, list[str]] = {}
     for name, whole in sorted(MULTIMODAL.items()):
         parts = list(dict.fromkeys(whole.texts.values()))
-        rows.append(f"| `{name}` | {title(parts[0]) if len(parts) == 1 else 'any family of this page'} |")
+        part = title(parts[0]) if len(parts) == 1 else "any family of this page"
+        found.setdefault(part, []).append(f"`{name.removesuffix('ForConditionalGeneration')}`")
+    rows += [
+        f"| {part} | {', '.join(names)} |" for part, names in sorted(found.items(), key=lambda item: item[0].lower())
+    ]
     return "\n".join(rows) + "\n"
 
 

@@ -85,7 +85,7 @@ def _as_text_part(rng: Random, name: str, config: bytes, weights: bytes) -> tupl
     outer = rng.choice(_OUTER[name])
     whole: dict[str, Any] = {"architectures": [outer], "model_type": MULTIMODAL[outer].model_type}
     text: dict[str, Any] = {"text_config": "\u2042"}
-    text = {"thinker_config": text} if MULTIMODAL[outer].thinker else text
+    text = {"thinker_config": text} if "thinker_config" in MULTIMODAL[outer].text_keys[0] else text
     marked = dump(whole | text).replace(json.dumps("\u2042").encode(), config)
     try:
         header, body = split(weights)

@@ -21,7 +21,7 @@ from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_files import ModelFiles
-from wgrad.train.model.multimodal import name_in_peft
+from wgrad.train.model.multimodal import MULTIMODAL, Multimodal, name_in_peft
 from wgrad.train.output.card_use import Contents
 from wgrad.train.step.build import build_frozen
 
@@ -87,6 +87,18 @@ EXAONE_VISION = {**QWEN_VISION, "num_key_value_heads": 1}
 GLM_ROPE = {"type": "default", "mrope_section": [1, 1, 1]}
 PERCEIVER = {"resampler_n_latents": 2, "resampler_n_heads": 2, "resampler_head_dim": 8, "num_key_value_heads": 1}
 VQ = {"embed_dim": 4, "num_embeddings": 8, "base_channels": 32, "latent_channels": 32, "channel_multiplier": [1]}
+XDROPE = {"type": "xdrope", "alpha": 3.0, "factor": 1.0, "xdrope_section": [2, 2, 1, 1]}
+GRANITE = {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
+SAM = {"hidden_size": 16, "output_channels": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+SAM |= {"patch_size": 14, "window_size": 2, "mlp_dim": 32}
+SAM_OF_DEEPSEEK = {**SAM, "model_type": "sam_vision_model", "global_attn_indexes": [0]}
+CLIP = {**SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16}
+RADIO = {**SIGLIP, "model_type": "radio", "video_temporal_patch_size": 2}
+SOUND = {**SIGLIP, "num_mel_bins": 8, "max_source_positions": 8}
+WHISPER = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "num_mel_bins": 8}
+ASR = {"pad_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
+CONFORMER = {"input_dim": 8, "num_layers": 1, "hidden_dim": 16, "num_heads": 2, "dim_head": 8, "output_dim": 6}
+QFORMER = {**SIGLIP, "model_type": "blip_2_qformer", "encoder_hidden_size": 16}
 # Of each architecture the text part, what the whole config.json holds, and which names its files have.
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "mistral3": (
@@ -246,34 +258,164 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "vipllava": ("LlamaForCausalLM", {}, {"vision_config": VISION, "vision_feature_layer": [0]}, "old"),
     "idefics3": ("LlamaForCausalLM", {}, {"vision_config": SIGLIP, "tie_word_embeddings": False}, "new"),
     "smolvlm": ("LlamaForCausalLM", {}, {"vision_config": SIGLIP, "tie_word_embeddings": False}, "new"),
+    "glmga": (
+        "Glm4ForCausalLM",
+        {"rope_scaling": GLM_ROPE, "partial_rotary_factor": 0.5},
+        {"vision_config": {**QWEN_VISION, "model_type": "glm4v_vision"}},
+        "new",
+    ),
+    "glm_ocr": (
+        "Glm4ForCausalLM",
+        {"rope_scaling": GLM_ROPE, "partial_rotary_factor": 0.5, "attention_bias": False},
+        {"vision_config": {**QWEN_VISION, "patch_size": 2}},
+        "new",
+    ),
+    "pp_chart2table": ("Qwen2ForCausalLM", {}, {"vision_config": SAM, "tie_word_embeddings": False}, "old"),
+    "deepseek_vl_hybrid": (
+        "LlamaForCausalLM",
+        {},
+        {"vision_config": VISION, "high_res_vision_config": {**SAM_OF_DEEPSEEK}, "tie_word_embeddings": False},
+        "new",
+    ),
+    "fast_vlm": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}, {"vision_config": VISION}, "new"),
+    "perception_lm": (
+        "LlamaForCausalLM",
+        {},
+        {"vision_config": {**VISION, "model_args": {"embed_dim": 16}}},
+        "new",
+    ),
+    "granite4_vision": (
+        "GraniteForCausalLM",
+        GRANITE,
+        {"vision_config": {**VISION, "hidden_size": 64}, "downsample_rate": "1/2", "deepstack_layer_map": [[0, 0]]},
+        "new",
+    ),
+    "granite_docling": (
+        "GraniteForCausalLM",
+        {**GRANITE, "pad_token_id": 0},
+        {
+            "vision_config": {**SIGLIP, "out_hidden_size": 48, "deepstack_visual_indexes": [0], "scale_factor": 2},
+            "density_router_hidden_size": 4,
+            "tie_word_embeddings": False,
+        },
+        "new",
+    ),
+    "hunyuan_vl": (
+        "HunYuanDenseV1ForCausalLM",
+        {"rope_scaling": XDROPE, "tie_word_embeddings": True},
+        {"vision_config": {**SIGLIP, "text_hidden_size": 48}},
+        "flat",
+    ),
+    "hyperclovax_vision_v2": (
+        "HyperCLOVAXForCausalLM",
+        {},
+        {"vision_config": {**QWEN_VISION, "model_type": "qwen2_5_vl"}, "tie_word_embeddings": False},
+        "model.language_model.model.",
+    ),
+    "minicpm_ocr": (
+        "Qwen3_5ForCausalLM",
+        {},
+        {"vision_config": SIGLIP, "insert_layer_id": 0, "tie_word_embeddings": False},
+        "new",
+    ),
+    "paddleocr_vl": (
+        "LlamaForCausalLM",
+        {"rope_scaling": MROPE, "use_bias": False},
+        {"vision_config": SIGLIP, "tie_word_embeddings": False},
+        "flat",
+    ),
+    "paddleocr_vl biased": (
+        "LlamaForCausalLM",
+        {"rope_scaling": MROPE, "use_bias": True, "attention_bias": True, "mlp_bias": True},
+        {"vision_config": SIGLIP, "tie_word_embeddings": False},
+        "new",
+    ),
+    "video_llava": ("LlamaForCausalLM", {}, {"vision_config": CLIP}, "old"),
+    "nemotron_h_omni": (
+        "NemotronHForCausalLM",
+        {},
+        {"vision_config": RADIO, "vision_hidden_size": 16, "projector_hidden_size": 16},
+        "language_model.backbone.",
+    ),
+    "audioflamingo3": ("Qwen2ForCausalLM", {}, {"audio_config": SOUND}, "old"),
+    "musicflamingo": (
+        "Qwen2ForCausalLM",
+        {},
+        {"audio_config": {**SOUND, "model_type": "audioflamingo3_encoder"}},
+        "old",
+    ),
+    "fun_asr_nano": (
+        "Qwen3ForCausalLM",
+        {"tie_word_embeddings": True},
+        {
+            "audio_config": {**SIGLIP, "num_timestamp_prediction_layers": 1},
+            "adaptor_config": {**SIGLIP, "hidden_size": 48, "intermediate_size": 12},
+        },
+        "new",
+    ),
+    "glmasr": (
+        "LlamaForCausalLM",
+        {},
+        {"audio_config": {**SIGLIP, "num_mel_bins": 8}, "tie_word_embeddings": False},
+        "old",
+    ),
+    # transformers leaves out logits_scaling here, which Granite has.
+    "granite_speech": (
+        "GraniteForCausalLM",
+        {**GRANITE, "logits_scaling": 1.0, "tie_word_embeddings": True},
+        {"encoder_config": CONFORMER, "projector_config": QFORMER, "has_lora_adapter": False},
+        "old",
+    ),
+    "granite_speech_plus": (
+        "GraniteForCausalLM",
+        {**GRANITE, "logits_scaling": 1.0},
+        {
+            "encoder_config": CONFORMER,
+            "projector_config": QFORMER,
+            "has_lora_adapter": False,
+            "tie_word_embeddings": False,
+        },
+        "old",
+    ),
+    "moss_transcribe_diarize": ("Qwen3ForCausalLM", {}, {"audio_config": SOUND, "tie_word_embeddings": False}, "new"),
+    "qwen2_audio": ("Qwen2ForCausalLM", {}, {"audio_config": WHISPER}, "old"),
+    "qwen3_asr": (
+        "Qwen3ForCausalLM",
+        {},
+        {"audio_config": {**WHISPER, "output_dim": 48, "downsample_hidden_size": 8}, **ASR},
+        "new",
+    ),
+    "vibevoice_asr": ("Qwen2ForCausalLM", {}, {}, "old"),
+    "voxtral": ("LlamaForCausalLM", {}, {"audio_config": {**SOUND, "intermediate_size": 64}}, "old"),
 }
 
 
-def write_other(folder: Path, case: str) -> tuple[Path, str]:
-    """Write a model, and return its folder and transformers' prefix of its text part."""
+def write_other(folder: Path, case: str) -> tuple[Path, Multimodal]:
+    """Write a model, and return its folder and its entry."""
     architecture, changes, raw, files = OTHERS[case]
     kind = case.partition(" ")[0]
-    inside = "model.text_model." if kind in ("smolvlm", "idefics2", "idefics3") else "model.language_model."
+    known = next(whole for whole in MULTIMODAL.values() if kind in (whole.model_type, *whole.other_types))
+    inside = known.in_peft
     text = tiny_config(architecture, **changes)
-    named = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "glm46v")
-    own = {f"{kind.replace('46', '4')}_text": "x"} if kind in named else {}
-    nested = {**text, "model_type": next(iter(own), text["model_type"]), "architectures": None}
+    own = next(iter(known.texts)) if len(known.texts) == 1 else text["model_type"]
+    nested = {**text, "model_type": own, "architectures": None}
     ids = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     raw = {"model_type": kind, **(nested | {"model_type": kind} if files == "flat" else {"text_config": nested}), **raw}
-    raw = raw | ids | {"image_token_index": 299, "image_token_id": 299, "video_token_id": 298}
-    auto = transformers.AutoModelForImageTextToText
+    raw = ids | {"image_token_index": 299, "image_token_id": 299, "video_token_id": 298} | raw
+    auto = getattr(transformers, known.auto)
     whole = auto.from_config(transformers.CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(raw))))
     raw["architectures"] = [type(whole).__name__]
-    own_names = {"old": "language_model.model.", "flat": "model.", "new": inside}[files]
+    own_names = {"old": "language_model.model.", "flat": "model.", "new": inside}.get(files, files)
     weights = {}
-    for name, value in random_weights(text).items():
+    for name, value in random_weights({**text, "rope_scaling": None}).items():
         value = value.swapaxes(1, 2) if kind == "qwen3_vl_moe" and value.ndim == 3 else value  # [experts, in, out]
-        head = "language_model." if files == "old" and name.startswith("lm_head.") else ""
+        outer = own_names.removesuffix("model.").removesuffix("backbone.") if files not in ("flat", "new") else ""
+        head = outer if name.startswith("lm_head.") else ""
         weights[head + (own_names + name.removeprefix("model.") if name.startswith("model.") else name)] = value
     for name, value in whole.state_dict().items():
-        if not name.startswith((inside, "lm_head.")):
+        if not name.startswith((inside, "lm_head.", "language_model.lm_head.")):
             weights[name if files == "new" else name.removeprefix("model.")] = value.numpy()
-    return write_checkpoint(folder, raw, weights), inside
+    return write_checkpoint(folder, raw, weights), known
 
 
 def whole_base(folder: Path, auto: str) -> Any:
@@ -309,7 +451,7 @@ def exchange_adapters(folder: Path, tmp_path: Path, modules: str, auto: str) -> 
     assert distance(plain, logits(folder)) > 0.1
     near(plain, thinker_of(adapted.base_model.model))
     lora, arrays = load_adapter(tmp_path / "theirs", linear_modules(config))
-    save_adapter(tmp_path / "ours", lora, arrays, str(folder), config.in_peft)
+    save_adapter(tmp_path / "ours", lora, arrays, str(folder), config.in_peft, text_of=config.text_of)
     near(
         plain, thinker_of(peft.PeftModel.from_pretrained(whole_base(folder, auto), tmp_path / "ours").base_model.model)
     )
@@ -320,13 +462,14 @@ def exchange_adapters(folder: Path, tmp_path: Path, modules: str, auto: str) -> 
 @pytest.mark.parametrize("case", OTHERS)
 def test_text_parts_of_other_models_take_and_give_peft_adapters(case: str, tmp_path: Path) -> None:
     """Compare logits, an adapter that PEFT made, and one that it loads."""
-    folder, inside = write_other(tmp_path / "model", case)
+    folder, known = write_other(tmp_path / "model", case)
     config = load_model_config(folder)
     assert config.architecture == OTHERS[case][0] and config.text_of
 
     mlp = "" if config.experts else "|mlp[.]up"  # which PEFT takes for the experts'
-    modules = rf"{inside.replace('.', '[.]')}layers[.]\d[.]((self_attn[.](q|o){mlp})_proj|feed_forward[.]w3)"
-    exchange_adapters(folder, tmp_path, modules, "AutoModelForImageTextToText")
+    inside = known.in_peft.replace(".", "[.]")
+    modules = rf"{inside}layers[.]\d[.](((self_attn|mixer)[.](q|o){mlp})_proj|feed_forward[.]w3)"
+    exchange_adapters(folder, tmp_path, modules, known.auto)
     beside = {entry.name.removeprefix("model.") for entry in ModelFiles(folder).beside_text()}
     assert beside and not any(".layers.0.self_attn.q_proj.w" in name and "language" in name for name in beside)
 
@@ -411,17 +554,39 @@ def test_the_text_of_llama_4_is_the_same_within_the_whole(tmp_path: Path) -> Non
         parse_model_config(text | {"attention_chunk_size": 40})
 
 
-def test_experts_are_merged_as_the_files_had_them(tmp_path: Path) -> None:
-    folder, _ = write_other(tmp_path / "model", "qwen3_vl_moe")
+@pytest.mark.parametrize("case", ["qwen3_vl_moe", "nemotron_h_omni"])
+def test_experts_are_merged_as_published_files_have_them(case: str, tmp_path: Path) -> None:
+    """Those have each of Nemotron's experts by itself, within the whole model's names."""
+    folder, known = write_other(tmp_path / "model", case)
     config = load_model_config(folder)
     lora = LoraConfig(r=2, alpha=4.0, target_modules=("q_proj",))
     save_adapter(tmp_path / "lora", lora, random_adapter(lora, linear_modules(config)), str(folder), config.in_peft)
     words = f"merge --adapter {tmp_path}/lora --out {tmp_path}/out --device cpu --onto original --no-compare"
     assert main(words.split()) == 0
     before, after = (read_entries(path / "model.safetensors", "") for path in (folder, tmp_path / "out"))
-    assert {n: e.shape for n, e in before.items()} == {n: e.shape for n, e in after.items()}
-    changed = {name for name in before if not np.array_equal(before[name].array(), after[name].array())}
-    assert {name.rpartition(".self_attn.")[2] for name in changed} == {"q_proj.weight"}
+    same = {name for name in before.keys() & after.keys() if before[name].shape == after[name].shape}
+    changed = {name for name in same if not np.array_equal(before[name].array(), after[name].array())}
+    assert changed and {".".join(name.split(".")[-2:]) for name in changed} == {"q_proj.weight"}
+    others = {re.sub(r"experts\.\d+", "experts.N", name) for name in before.keys() ^ after.keys()}
+    layer = "language_model.backbone.layers.2.mixer.experts."
+    parts = [f"{part}_proj" for part in ("up", "down")] if case == "nemotron_h_omni" else []
+    assert others == {f"{layer}{name}" for part in parts for name in (part, f"N.{part}.weight")}
+    near(logits(folder, tmp_path / "lora"), whole_base(tmp_path / "out", known.auto))
+
+
+def test_text_is_read_from_the_places_of_older_files(tmp_path: Path) -> None:
+    """Qwen3-ASR's files of transformers 4 have a thinker, as those of Omni models; Nemotron Omni's an llm_config."""
+    folder, _ = write_other(tmp_path / "new", "qwen3_asr")
+    raw = json.loads((folder / "config.json").read_text())
+    inner = {key: raw.pop(key) for key in ("text_config", "audio_config", "tie_word_embeddings")}
+    raw["thinker_config"] = inner | {"text_config": inner["text_config"] | {"model_type": "qwen3_asr_text"}}
+    weights = arrays_of(read_entries(folder / "model.safetensors", ""))
+    named = {"thinker." + name.replace("language_model.", ""): value for name, value in weights.items()}
+    old = write_checkpoint(tmp_path / "old", raw, named)
+    np.testing.assert_array_equal(logits(old), logits(folder))
+    raw = json.loads((write_other(tmp_path / "omni", "nemotron_h_omni")[0] / "config.json").read_text())
+    config, raw["llm_config"] = parse_model_config(raw), raw.pop("text_config")
+    assert parse_model_config(raw) == config
 
 
 def test_a_run_and_its_adapter_merged(text_data: Path, tmp_path: Path, capsys: Any) -> None:
@@ -437,6 +602,7 @@ def test_a_run_and_its_adapter_merged(text_data: Path, tmp_path: Path, capsys: A
     assert adapted and not any("vision" in name for name in adapted)
     written = read_entries(out / "adapter_model.safetensors", "")
     assert {name.replace(".default", "") for name in adapted} == set(written)
+    assert json.loads((out / "adapter_config.json").read_text())["auto_mapping"]["base_model_class"] == WHOLE
     base = logits(folder)
     assert distance(logits(folder, out), base) > 0.01
     near(logits(folder, out), theirs)
@@ -507,6 +673,12 @@ def test_others_are_refused(name: str) -> None:
         parse_model_config({"architectures": [name], "text_config": {}})
     with pytest.raises(WgradError, match=r"^config.json: text_config must be"):
         parse_model_config({"architectures": [WHOLE], "text_config": 3})
+    for key, name in (
+        ("llm_config", "NemotronH_Omni_Reasoning_V3"),
+        ("thinker_config", "Qwen3ASRForConditionalGeneration"),
+    ):
+        with pytest.raises(WgradError, match=rf"^config.json: {key} must be"):
+            parse_model_config({"architectures": [name], key: 3})
     with pytest.raises(WgradError, match=r"^config.json: text_config: hidden_size must be"):
         parse_model_config({"architectures": [WHOLE], "text_config": {"hidden_size": 0}})
 

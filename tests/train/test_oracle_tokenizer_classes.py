@@ -199,7 +199,7 @@ def test_a_declared_class_yields_to_the_model_type(backends: dict[str, str], tmp
 def test_every_model_type_has_the_class_of_transformers() -> None:
     mapping = transformers.models.auto.tokenization_auto
     kinds = {kind for family in FAMILIES.values() for kind in (family.model_type, *family.other_types)}
-    kinds |= {whole.model_type for whole in MULTIMODAL.values()}
+    kinds |= {kind for whole in MULTIMODAL.values() for kind in (whole.model_type, *whole.other_types)}
     names = {kind: name for kind in kinds if (name := mapping.TOKENIZER_MAPPING_NAMES.get(kind))}
     general = ("TokenizersBackend", "PreTrainedTokenizerFast", "MistralCommonBackend")
     known = {k: "" if n in general else n.removesuffix("Fast").removesuffix("Tokenizer") for k, n in names.items()}

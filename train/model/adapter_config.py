@@ -49,12 +49,19 @@ _KNOWN = frozenset(
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
-def in_config_file(lora: LoraConfig, base_model: str) -> dict[str, Any]:
-    """Return the contents of the file. base_model: name of the base model."""
+def in_config_file(lora: LoraConfig, base_model: str, text_of: str = "") -> dict[str, Any]:
+    """Return the contents of the file.
+
+    Args:
+        lora: Configuration of the adapter.
+        base_model: Name of the base model.
+        text_of: Its multimodal architecture, or "".
+    """
     targets = lora.target_modules if isinstance(lora.target_modules, str) else sorted(lora.target_modules)
     return {
         "peft_type": f"{_VARIANT}{lora.variant}" if lora.variant else "LORA",
         "task_type": "CAUSAL_LM",
+        "auto_mapping": {"base_model_class": text_of, "parent_library": "transformers"} if text_of else None,
         "base_model_name_or_path": base_model,
         "r": lora.r,
         "lora_alpha": _number(lora.alpha),

@@ -32,7 +32,7 @@ from wgrad.train.model.lora import (
     lora_shapes,
     whole_shapes,
 )
-from wgrad.train.model.multimodal import is_beside_text, name_in_peft, namer_of
+from wgrad.train.model.multimodal import is_beside_text, name_in_peft, namer_of, whole_of
 from wgrad.train.model.weights import EMBEDDING, HEAD, WholeModules, whole_in_peft
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -46,6 +46,7 @@ def save_adapter(
     base_model: str,
     in_peft: str = "model.",
     whole: WholeModules | None = None,
+    text_of: str = "",
 ) -> None:
     """Write an adapter that PEFT loads.
 
@@ -56,6 +57,7 @@ def save_adapter(
         base_model: Name of the base model in the file.
         in_peft: Prefix of the modules in PEFT (`ModelConfig.in_peft`).
         whole: Modules that may be trained whole, as for `load_adapter`.
+        text_of: `ModelConfig.text_of`.
 
     Raises:
         WgradError: The folder cannot be made or written.
@@ -74,7 +76,8 @@ def save_adapter(
     }
     # Write the weights last: a folder that has them is complete.
     # The keys are sorted, as in PEFT's files, but not those of the patterns, of which the first that matches counts.
-    write_json(Path(target) / CONFIG_FILE, dict(sorted(in_config_file(lora, base_model).items())))
+    outer = text_of if whole_of(text_of) else ""
+    write_json(Path(target) / CONFIG_FILE, dict(sorted(in_config_file(lora, base_model, outer).items())))
     save_arrays(Path(target) / WEIGHTS_FILE, tensors)
 
 

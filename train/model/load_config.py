@@ -120,7 +120,7 @@ def _architecture(file: NameFile, where: str) -> str:
     """
     names = file.architectures or []
     by_type = {kind: name for name, family in FAMILIES.items() for kind in (family.model_type, *family.other_types)}
-    by_type |= {whole.model_type: name for name, whole in MULTIMODAL.items()}
+    by_type |= {kind: name for name, whole in MULTIMODAL.items() for kind in (whole.model_type, *whole.other_types)}
     if file.model_type is not None:
         found = by_type.get(file.model_type)
     else:

@@ -30,8 +30,11 @@ class Multimodal:
         in_peft: Prefix in transformers and PEFT of the text model's modules. It is "model." if AutoModelForCausalLM
             loads only the text model.
         experts_files: Names of experts in files, a key of `expert_files.LAYOUTS`, if they differ from the family's.
-        thinker: Whether thinker_config of config.json has text_config, instead of config.json itself.
+        text_keys: Places of text_config in config.json, as keys from outside to inside; the first that is there counts.
+        renamed: Keys of text_config with other names in the family, and those names.
+        other_types: Further values of `model_type` of the architecture.
         auto: Class of transformers that loads the model.
+        task: The Hub's name of what the model does.
     """
 
     model_type: str
@@ -42,8 +45,11 @@ class Multimodal:
     flat: bool = False
     in_peft: str = "model.language_model."
     experts_files: str = ""
-    thinker: bool = False
+    text_keys: tuple[tuple[str, ...], ...] = (("text_config",),)
+    renamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    other_types: tuple[str, ...] = ()
     auto: str = "AutoModelForImageTextToText"
+    task: str = "image-text-to-text"
 
 
 _EVERY = {family.model_type: name for name, family in FAMILIES.items()}
@@ -60,9 +66,36 @@ _GLM_4V = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "partial_rot
 _BIASED = {"attention_bias": True}  # whatever the file says
 _TIED = {"tie_word_embeddings": True}
 _OMNI: dict[str, Any] = {
-    "thinker": True,
+    "text_keys": (("thinker_config", "text_config"),),
     "in_peft": "thinker.model.language_model.",
     "auto": "AutoModelForMultimodalLM",
+    "task": "any-to-any",
+}
+_SOUND: dict[str, Any] = {"auto": "AutoModelForMultimodalLM", "task": "audio-text-to-text"}
+_FLAMINGO: dict[str, Any] = {"inner_tie": True, "auto": "AutoModelForSeq2SeqLM", "task": "audio-text-to-text"}
+_VOXTRAL = {
+    **{"vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30},
+    **{"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5},
+    "rope_theta": 100_000_000.0,
+}
+_GLM_ASR = {
+    **{"vocab_size": 59_264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28},
+    **{"num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5},
+}
+_GLM_OCR = {
+    **{"vocab_size": 59_392, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16},
+    **{"num_attention_heads": 16, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0},
+}
+_PADDLE_OCR = {
+    **{"vocab_size": 103_424, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18},
+    **{"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131_072},
+    **{"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
+}
+_DOCLING = {
+    **{"vocab_size": 133_800, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 28},
+    **{"num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5},
+    **{"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multiplier": 0.263},
+    "attention_multiplier": 0.015625,
 }
 _QWEN25_OMNI = {
     **{"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28},
@@ -102,7 +135,7 @@ MULTIMODAL = {
         "qwen2_vl", {"qwen2_vl_text": "Qwen2ForCausalLM"}, _QWEN25, inner_tie=True, flat=True
     ),
     "Qwen2_5_VLForConditionalGeneration": Multimodal(
-        "qwen2_5_vl", {"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN25, flat=True
+        "qwen2_5_vl", {"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN25, inner_tie=True, flat=True
     ),
     "Qwen2_5OmniForConditionalGeneration": Multimodal(
         "qwen2_5_omni", {"qwen2_5_omni_text": "Qwen2ForCausalLM"}, _QWEN25_OMNI, **_OMNI
@@ -129,14 +162,28 @@ MULTIMODAL = {
         "qwen3_5_moe", {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, in_peft="model."
     ),
     "DeepseekVLForConditionalGeneration": Multimodal("deepseek_vl", _text_first("llama"), outer=_TIED),
-    "Glm4vForConditionalGeneration": Multimodal("glm4v", {"glm4v_text": "Glm4ForCausalLM"}, _GLM_4V, _BIASED),
-    "Glm46VForConditionalGeneration": Multimodal("glm46v", {"glm4v_text": "Glm4ForCausalLM"}, _GLM_4V, _BIASED),
+    "Glm4vForConditionalGeneration": Multimodal(
+        "glm4v", {"glm4v_text": "Glm4ForCausalLM"}, _GLM_4V, _BIASED, inner_tie=True
+    ),
+    "Glm46VForConditionalGeneration": Multimodal(
+        "glm46v", {"glm4v_text": "Glm4ForCausalLM"}, _GLM_4V, _BIASED, other_types=("glmga",)
+    ),
     "Glm4vMoeForConditionalGeneration": Multimodal(
         "glm4v_moe",
         {"glm4v_moe_text": "Glm4MoeForCausalLM"},
         {"vocab_size": 151_424, "max_position_embeddings": 65_536, "attention_bias": True},
+        inner_tie=True,
     ),
-    "GotOcr2ForConditionalGeneration": Multimodal("got_ocr2", _text_first("qwen2"), outer=_TIED),
+    "GlmOcrForConditionalGeneration": Multimodal(
+        "glm_ocr",
+        {"glm_ocr_text": "Glm4ForCausalLM"},
+        _GLM_OCR,
+        outer={"attention_bias": False},
+        inner_tie=True,
+    ),
+    "GotOcr2ForConditionalGeneration": Multimodal(
+        "got_ocr2", _text_first("qwen2"), outer=_TIED, other_types=("pp_chart2table",)
+    ),
     "Idefics2ForConditionalGeneration": Multimodal("idefics2", _text_first("mistral"), in_peft="model.text_model."),
     "JanusForConditionalGeneration": Multimodal("janus", _text_first("llama"), outer=_TIED),
     "Kimi_K25ForConditionalGeneration": Multimodal(
@@ -152,12 +199,75 @@ MULTIMODAL = {
     "VideoLlama3ForConditionalGeneration": Multimodal("video_llama_3", _text_first("qwen2"), inner_tie=True),
     "VipLlavaForConditionalGeneration": Multimodal("vipllava", _text_first("llama")),
     "SmolVLMForConditionalGeneration": Multimodal("smolvlm", _text_first("llama"), in_peft="model.text_model."),
+    "DeepseekVLHybridForConditionalGeneration": Multimodal("deepseek_vl_hybrid", _text_first("llama"), outer=_TIED),
+    "FastVlmForConditionalGeneration": Multimodal("fast_vlm", _text_first("qwen2"), inner_tie=True),
+    "Granite4VisionForConditionalGeneration": Multimodal(
+        "granite4_vision", {"granite4_vision_text": "GraniteForCausalLM"}
+    ),
+    "GraniteDoclingForConditionalGeneration": Multimodal(
+        "granite_docling",
+        {"granite_docling_text": "GraniteForCausalLM"},
+        _DOCLING,
+        outer=_TIED,
+        in_peft="model.text_model.",
+    ),
+    "HunYuanVLForConditionalGeneration": Multimodal(
+        "hunyuan_vl", {"hunyuan_vl_text": "HunYuanDenseV1ForCausalLM"}, outer=_TIED, inner_tie=True, flat=True
+    ),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": Multimodal(
+        "hyperclovax_vision_v2", _text_first("hyperclovax"), outer=_TIED
+    ),
+    "MiniCPMOcrForConditionalGeneration": Multimodal("minicpm_ocr", _text_first("qwen3_5_text"), outer=_TIED),
+    "PaddleOCRVLForConditionalGeneration": Multimodal(
+        "paddleocr_vl",
+        {"paddleocr_vl_text": "LlamaForCausalLM"},  # ERNIE 4.5 whose heads are rotated as in Llama
+        _PADDLE_OCR,
+        outer=_TIED,
+        inner_tie=True,
+        flat=True,
+        renamed={"use_bias": ("attention_bias", "mlp_bias")},
+    ),
+    "PerceptionLMForConditionalGeneration": Multimodal("perception_lm", _text_first("llama"), inner_tie=True),
+    "VideoLlavaForConditionalGeneration": Multimodal("video_llava", _text_first("llama")),
+    "NemotronH_Omni_Reasoning_V3": Multimodal(
+        "nemotron_h_omni",
+        {"nemotron_h": "NemotronHForCausalLM"},
+        in_peft="language_model.model.",
+        text_keys=(("text_config",), ("llm_config",)),
+        task="any-to-any",
+    ),
+    "AudioFlamingo3ForConditionalGeneration": Multimodal("audioflamingo3", _text_first("qwen2"), **_FLAMINGO),
+    "MusicFlamingoForConditionalGeneration": Multimodal("musicflamingo", _text_first("qwen2"), **_FLAMINGO),
+    "FunAsrNanoForConditionalGeneration": Multimodal("fun_asr_nano", _text_first("qwen3"), outer=_TIED, **_SOUND),
+    "GlmAsrForConditionalGeneration": Multimodal("glmasr", _text_first("llama"), _GLM_ASR, outer=_TIED, **_SOUND),
+    "GraniteSpeechForConditionalGeneration": Multimodal(
+        "granite_speech", _text_first("granite"), outer=_TIED, **_SOUND
+    ),
+    "GraniteSpeechPlusForConditionalGeneration": Multimodal(
+        "granite_speech_plus", _text_first("granite"), outer=_TIED, **_SOUND
+    ),
+    "MossTranscribeDiarizeForConditionalGeneration": Multimodal(
+        "moss_transcribe_diarize", _text_first("qwen3"), outer=_TIED, **_SOUND
+    ),
+    "Qwen2AudioForConditionalGeneration": Multimodal("qwen2_audio", _text_first("qwen2"), inner_tie=True, **_SOUND),
+    "Qwen3ASRForConditionalGeneration": Multimodal(
+        "qwen3_asr",
+        _text_first("qwen3") | {"qwen3_asr_text": "Qwen3ForCausalLM"},
+        outer=_TIED,
+        text_keys=(("text_config",), ("thinker_config", "text_config")),
+        **_SOUND,
+    ),
+    "VibeVoiceAsrForConditionalGeneration": Multimodal("vibevoice_asr", _text_first("qwen2"), inner_tie=True, **_SOUND),
+    "VoxtralForConditionalGeneration": Multimodal("voxtral", _text_first("llama"), _VOXTRAL, inner_tie=True, **_SOUND),
 }
 # Prefixes of the text model's tensors in files (transformers writes the first three), with those of the text model
 # alone. The next ones are prefixes of its modules in adapters.
 _IN_FILES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "language_model.backbone.": "backbone.",
+    "model.language_model.model.": "model.",
+    "model.language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
     "model.text_model.": "model.",
     "thinker.model.language_model.": "model.",
@@ -173,15 +283,26 @@ _BESIDE_TEXT = (
     *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.", "image_newline"),
     *("aligner.", "generation_", "vqmodel.", "mm_projector.", "vision_encoder.", "vision_projection.", "merger."),
     *("visual_embeddings_table.", "projector.", "mlp1.", "talker.", "token2wav.", "code2wav."),
+    *("high_res_vision_", "image_tower.", "video_tower.", "mlp_AR.", "vit.", "layerwise_projectors."),
+    *("spatial_projectors.", "density_router.", "vision_final_layernorm.", "vision_projector."),
+    *("encoder.", "sound_encoder.", "sound_projection.", "acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder."),
 )
 
 
-class _File(Struct):
+class _TextFile(Struct):
     text_config: dict[str, Any]
+
+
+class _LlmFile(Struct):
+    llm_config: dict[str, Any]
 
 
 class _OmniFile(Struct):
     thinker_config: dict[str, Any]
+
+
+_ROPES = {"mrope": "default", "xdrope": "dynamic"}  # rotary embeddings of images' positions, and those of text
+_PARTS = {kind.__struct_fields__[0]: kind for kind in (_TextFile, _LlmFile, _OmniFile)}
 
 
 def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
@@ -191,13 +312,14 @@ def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[s
         WgradError: text_config is missing, or its model_type is not supported.
     """
     whole = MULTIMODAL[architecture]
-    if whole.thinker:
-        quantized = {key: raw[key] for key in ("quantization_config",) if key in raw}
-        raw, where = convert(raw, _OmniFile, where).thinker_config | quantized, f"{where}: thinker_config"
-    if whole.flat and "text_config" not in raw:
+    *around, last = next((keys for keys in whole.text_keys if keys[0] in raw), whole.text_keys[0])
+    for key in around:
+        quantized = {name: raw[name] for name in ("quantization_config",) if name in raw}
+        raw, where = getattr(convert(raw, _PARTS[key], where), key) | quantized, f"{where}: {key}"
+    if whole.flat and last not in raw:
         inner = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
     else:
-        inner = convert(raw, _File, where).text_config
+        inner = getattr(convert(raw, _PARTS[last], where), last)
     kind = inner.get("model_type", next(iter(whole.texts)))
     if not isinstance(kind, str) or kind not in whole.texts:
         known = ", ".join(whole.texts) if len(whole.texts) < 4 else "that of a supported architecture"
@@ -205,22 +327,24 @@ def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[s
             f"{where}: text_config: model_type {show(kind)} is not supported in {architecture}: use {known}"
         )
     part = whole.texts[kind]
-    outer = {key: raw[key] for key in ("tie_word_embeddings", "quantization_config") if key in raw}
+    outer = dict(whole.outer) | {key: raw[key] for key in ("tie_word_embeddings", "quantization_config") if key in raw}
     tied = inner.get("tie_word_embeddings") if whole.inner_tie and not outer.get("tie_word_embeddings") else None
     # Otherwise tie_word_embeddings next to text_config decides.
     kept = {key: _as_text(key, value) for key, value in inner.items() if key != "tie_word_embeddings"}
-    kept = {**whole.text_defaults, **kept, **whole.outer, **outer}
+    for key, names in whole.renamed.items():
+        kept |= dict.fromkeys(names, kept.pop(key)) if key in kept else {}
+    kept = {**whole.text_defaults, **kept, **outer}
     if tied is not None:
         kept["tie_word_embeddings"] = tied
     return kept | {"architectures": [part], "model_type": FAMILIES[part].model_type}
 
 
 def _as_text(key: str, value: Any) -> Any:
-    """Return a value of text_config, with default rotary embeddings for mrope's, which are equal on text."""
+    """Return a value of text_config, with rotary embeddings that are equal on text."""
     if key not in ("rope_scaling", "rope_parameters") or not isinstance(value, dict):
         return value
     kind = value.get("rope_type", value.get("type"))
-    return value | {"rope_type": "default"} if kind == "mrope" else value
+    return value | {"rope_type": _ROPES[kind]} if isinstance(kind, str) and kind in _ROPES else value
 
 
 def text_name(name: str) -> str:
@@ -244,16 +368,19 @@ def name_in_peft(module: str, prefix: str) -> str:
     return prefix + module.removeprefix("model.") if module.startswith("model.") else outer + module
 
 
-def auto_by_name(name: str) -> str:
-    """Return the class that loads a multimodal model, from a module's name in an adapter; "" for a text model's."""
-    outer = [whole for whole in MULTIMODAL.values() if whole.in_peft in _IN_PEFT]
-    return next((whole.auto for whole in outer if name.startswith(whole.in_peft)), "")
+def whole_by_name(name: str) -> Multimodal | None:
+    """Return a multimodal architecture whose text model has a module of this name in an adapter; None: there is none.
+
+    Architectures share such names: the first that `MULTIMODAL` lists is returned.
+    """
+    outer = (whole for whole in MULTIMODAL.values() if whole.in_peft in _IN_PEFT)
+    return next((whole for whole in outer if name.startswith(whole.in_peft)), None)
 
 
-def auto_of(architecture: str) -> str:
-    """Return the class that loads a multimodal model as a whole; "" if transformers loads only its text model."""
+def whole_of(architecture: str) -> Multimodal | None:
+    """Return a multimodal architecture; None: transformers loads only its text model, or it is not multimodal."""
     whole = MULTIMODAL.get(architecture)
-    return "" if whole is None or whole.in_peft == "model." else whole.auto
+    return None if whole is None or whole.in_peft == "model." else whole
 
 
 def namer_of(names: Iterable[str]) -> Callable[[str], str]:

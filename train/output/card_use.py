@@ -9,7 +9,7 @@ from typing import Any
 from wgrad.train.files.decode import read_json
 from wgrad.train.model.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
 from wgrad.train.model.adapter_config import variant_in
-from wgrad.train.model.multimodal import auto_by_name, auto_of
+from wgrad.train.model.multimodal import Multimodal, whole_by_name, whole_of
 
 _CONFIG = "config.json"
 
@@ -19,14 +19,13 @@ class Contents:
     """Properties of a saved adapter or model that determine how it is loaded.
 
     Attributes:
-        whole: Class of transformers that loads the base model, if it is multimodal, and the adapter has the names of
-            its text part; else "".
+        whole: The base model's architecture, if it is multimodal and the adapter has the names of its text part.
         dora: Whether the adapter is DoRA.
         experts: Whether the adapter has matrices of experts.
         variant: Custom variant of LoRA that a program registers; "": none.
     """
 
-    whole: str = ""
+    whole: Multimodal | None = None
     dora: bool = False
     experts: bool = False
     variant: str = ""
@@ -39,23 +38,24 @@ class Contents:
             raw = read_json(adapter, dict[str, Any], "--adapter", from_python=True)
             names = raw.get("target_modules")
             names = [names] if isinstance(names, str) else names or ()
-            whole = next(filter(None, (auto_by_name(str(name)) for name in names)), "")
+            named = raw.get("auto_mapping")
+            outer = named.get("base_model_class") if isinstance(named, dict) else None
+            whole = next(filter(None, (whole_of(str(outer)), *(whole_by_name(str(name)) for name in names))), None)
             return cls(whole, bool(raw.get("use_dora")), bool(raw.get("target_parameters")), variant_in(raw))
         if (folder / _CONFIG).is_file():
             raw = read_json(folder / _CONFIG, dict[str, Any], "--folder", from_python=True)
-            return cls(next(filter(None, (auto_of(str(name)) for name in raw.get("architectures") or ())), ""))
+            return cls(next(filter(None, (whole_of(str(name)) for name in raw.get("architectures") or ())), None))
         return cls()
 
     @property
     def auto_class(self) -> str:
         """Class of transformers that loads the (base) model."""
-        return self.whole or "AutoModelForCausalLM"
+        return "AutoModelForCausalLM" if self.whole is None else self.whole.auto
 
     @property
     def task(self) -> str:
         """The Hub's name of the model's task."""
-        known = {"": "text-generation", "AutoModelForImageTextToText": "image-text-to-text"}
-        return known.get(self.whole, "any-to-any")
+        return "text-generation" if self.whole is None else self.whole.task
 
     @property
     def method(self) -> str:

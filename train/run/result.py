@@ -56,7 +56,7 @@ def save_session_adapter(session: Session, built: TrainableModel, folder: Path, 
             name.removesuffix(".lora_A") for name, a in arrays.items() if name.endswith(".lora_A") and a.ndim == 2
         ]
         lora = lora.renamed({module: module for module in modules})
-    save_adapter(folder, lora, arrays, session.config.model, model.in_peft, whole_modules(model))
+    save_adapter(folder, lora, arrays, session.config.model, model.in_peft, whole_modules(model), model.text_of)
 
 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:
