@@ -2,11 +2,11 @@
 
     python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--batch 1,8] [--profile] [--out FILE]
         [--gradient-checkpointing] [--offload-activations [N]] [--keep-attention] [--int8-matmul]
-        [--as-finetune [--memory-limit 16GiB,24GiB]] [--[no-]keep-dequantized] [--layers N]
+        [--as-finetune [--memory-limit 16GiB,24GiB]] [--[no-]keep-dequantized] [--layers N] [--adapt-experts 0,1]
 
 Settings: NF4 with double quantization, r = 16 on all seven projections, AdamW; by default sequence length 2048,
-batch 1, float32 compute. Experts have no LoRA. A step is what the training loop does: one micro-batch (recorded,
-replayed) and one update.
+batch 1, float32 compute. Experts have LoRA with --adapt-experts 1. A step is what the training loop does: one
+micro-batch (recorded, replayed) and one update.
 --as-finetune leaves checkpointing and offloading to wgrad, as `wgrad finetune` does by default; each memory limit is a
 run of its own. Peers are bench/peer_peft.py (PEFT + bitsandbytes) and bench/peer_unsloth.py, each a process of its own,
 started from here where CUDA is available: --peers names the shapes, --stacks the peers. With --as-finetune they run
@@ -51,6 +51,8 @@ from wgrad.wgsl.device import WgpuDevice
 GIB = 1 << 30
 SETTLE_STEPS, TIMED_STEPS, SAMPLES = 3, 4, 5
 SAMPLE_SECONDS = 2.0  # where steps are long a sample has fewer
+Way = tuple[bool, int, bool]  # of a peer: checkpointing, batch, whether experts are adapted
+WITH_EXPERTS = ("q_proj", "k_proj", "v_proj", "o_proj", "experts.gate_up_proj", "experts.down_proj")
 
 
 def shape_of(name: str, checkpointing: bool, layers: int = 0) -> Shape:
@@ -118,20 +120,22 @@ def write_shape(shape: Shape, folder: Path) -> None:
 
 def bench(
     name: str, batch: int, args: argparse.Namespace, compute: str, device: WgpuDevice, report: Report,
-    limit: str | None = None,
+    limit: str | None = None, experts: bool = False,
 ) -> None:  # fmt: skip
     offload, seq_len = args.offload_activations, args.max_length
     shape = shape_of(name, args.gradient_checkpointing or bool(offload), args.layers)
-    mode, layers = None if args.keep_dequantized is None else {"keep_dequantized": args.keep_dequantized}, {}
+    mode = {} if args.keep_dequantized is None else {"keep_dequantized": args.keep_dequantized}
+    mode |= {"target_modules": WITH_EXPERTS} if experts else {}
+    layers = {}
     if args.as_finetune:
         begun = time.perf_counter()
-        mode = chosen(shape, seq_len, device, compute, batch, limit, keep_dequantized=args.keep_dequantized)
+        mode = chosen(shape, seq_len, device, compute, batch, limit, **mode)
         layers = {"memory_limit": limit, "planned_s": time.perf_counter() - begun}
     how: dict[str, Any] = {"offload": offload, "keep_attention": args.keep_attention, "memory_limit": limit}
-    if mode is not None and mode.get("stream_weights") == "on":
+    if mode.get("stream_weights") == "on":
         how["make_weights"] = partial(streamed_weights, resident=mode.get("resident_layers") or 0)
     trainer, parameters = build(shape, seq_len, device, compute, batch=batch, mode=mode, **how)
-    if args.as_finetune and mode is not None:
+    if args.as_finetune:
         offload = trainer.model.offload
         layers["resident_layers"] = mode.get("resident_layers")
         layers["recomputed"] = trainer.model.recomputed
@@ -156,7 +160,7 @@ def bench(
     dispatches = sum(replay.dispatches for replay in replays)
     host = host_seconds(replays, device)
     report.row(
-        work=work_of(name, args), stack="wgrad", compute=compute, batch=batch, seq_len=seq_len,
+        work=work_of(name, args, experts), stack="wgrad", compute=compute, batch=batch, seq_len=seq_len,
         checkpointing=trainer.model.recomputed > 0, offload_checkpoints=offload, layers=shape.layers, **layers,
         attention_kept=trainer.model.keep_attention, norms_kept=trainer.model.keep_norms,
         dequantized_kept=trainer.dequantized.count, dequantized_gib=trainer.dequantized.nbytes / GIB,
@@ -214,15 +218,15 @@ def host_seconds(replays: list[Any], device: WgpuDevice) -> Host:
     return sorted(samples, key=lambda host: host.recording)[SAMPLES // 2]
 
 
-def work_of(name: str, args: argparse.Namespace) -> str:
-    """Return the name of a shape in rows."""
-    return f"{name}, {args.layers} layers" if args.layers else name
+def work_of(name: str, args: argparse.Namespace, experts: bool) -> str:
+    """Return the name of a shape in rows. experts: they are adapted, too."""
+    return name + f", {args.layers} layers" * bool(args.layers) + ", experts adapted" * experts
 
 
 def peer(
-    stack: str, work: str, shape: Shape, ways: list[tuple[bool, int]], seq_len: int, report: Report
-) -> dict[int, float]:
-    """Add a peer's rows of a shape, by checkpointing and batch, and return the least peak memory of each batch in GiB.
+    stack: str, name: str, shape: Shape, ways: list[Way], args: argparse.Namespace, report: Report
+) -> dict[tuple[int, bool], float]:
+    """Add a peer's rows of a shape, and return the least peak memory in GiB by batch and whether experts are adapted.
 
     Settings that fail or do not fit have no row.
     """
@@ -230,30 +234,34 @@ def peer(
         sys.executable,
         str(Path(__file__).with_name(f"peer_{stack}.py")),
         json.dumps(shape.config()),
-        str(seq_len),
+        str(args.max_length),
     ]
     command += [str(int(value)) for way in ways for value in way]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"stack"')]
     if len(rows) < len(ways):
         print("peer failed:", done.stderr[-800:])
-    peaks = dict[int, float]()
+    peaks = dict[tuple[int, bool], float]()
     for row in rows:
-        report.row(work=work, **row)
-        peaks[row["batch"]] = min(row["peak_gib"], peaks.get(row["batch"], row["peak_gib"]))
+        experts = row.pop("adapt_experts")
+        report.row(work=work_of(name, args, experts), **row)
+        key = row["batch"], experts
+        peaks[key] = min(row["peak_gib"], peaks.get(key, row["peak_gib"]))
     return peaks
 
 
-def peers(name: str, batches: list[int], args: argparse.Namespace, report: Report) -> dict[int, float]:
-    """Run the peers of a shape, and return the least memory in GiB that they take with each batch."""
+def peers(
+    name: str, batches: list[int], adapted: list[bool], args: argparse.Namespace, report: Report
+) -> dict[tuple[int, bool], float]:
+    """Run the peers of a shape, and return the least memory in GiB that they take by batch and what is adapted."""
     if name not in args.peers.split(",") or not has_cuda():
         return {}
     shape = shape_of(name, args.gradient_checkpointing or bool(args.offload_activations), args.layers)
     checkpointing = (False, True) if args.as_finetune else (shape.checkpointing,)
-    ways, peaks = list(product(checkpointing, batches)), dict[int, float]()
+    ways, peaks = list(product(checkpointing, batches, adapted)), dict[tuple[int, bool], float]()
     for stack in args.stacks.split(","):
-        for batch, peak in peer(stack, work_of(name, args), shape, ways, args.max_length, report).items():
-            peaks[batch] = min(peak, peaks.get(batch, peak))
+        for key, peak in peer(stack, name, shape, ways, args, report).items():
+            peaks[key] = min(peak, peaks.get(key, peak))
     return peaks
 
 
@@ -265,6 +273,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1", help="rows of a step, each a run")
     parser.add_argument("--max-length", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=0, help="as many layers, none recomputed unless asked for")
+    parser.add_argument("--adapt-experts", default="0", help="1: LoRA on attention and experts; each a run")
     parser.add_argument("--peers", default="", help="shapes to run the peers on as well")
     parser.add_argument("--stacks", default="peft", help="which peers: peft, unsloth")
     parser.add_argument("--profile", action="store_true")
@@ -279,11 +288,12 @@ def main() -> None:
     args = parser.parse_args()
     report = Report("train", bind(WgpuDevice)(args.device), args.out)
     batches = [int(batch) for batch in args.batch.split(",")]
+    adapted = [bool(int(experts)) for experts in args.adapt_experts.split(",")]
     for name in args.shapes.split(","):
-        peaks = peers(name, batches, args, report)
-        for batch, compute in product(batches, args.compute.split(",")):
-            limits = args.memory_limit.split(",")
-            limits += [f"{peaks[batch]:.2f}GiB"] if args.as_finetune and batch in peaks else []
+        peaks = peers(name, batches, adapted, args, report)
+        for experts, batch, compute in product(adapted, batches, args.compute.split(",")):
+            limits, peak = args.memory_limit.split(","), peaks.get((batch, experts))
+            limits += [f"{peak:.2f}GiB"] if args.as_finetune and peak else []
             for limit in limits:
                 # A device of its own for each, so that one's memory does not count for the next: a device refers to
                 # itself, so that only a collection releases it.
@@ -292,9 +302,9 @@ def main() -> None:
                 if args.int8_matmul:
                     device.round_products()
                 try:
-                    bench(name, batch, args, compute, device, report, limit or None)
+                    bench(name, batch, args, compute, device, report, limit or None, experts)
                 except WgradError as error:  # more than the limit
-                    print(f"{work_of(name, args)}, batch {batch}:", error, flush=True)
+                    print(f"{work_of(name, args, experts)}, batch {batch}:", error, flush=True)
                 del device
 
 

@@ -1,35 +1,26 @@
-"""The same QLoRA step in Unsloth (CUDA). Usage: peer_unsloth.py CONFIG_JSON SEQ_LEN CHECKPOINTING BATCH [...]
+"""The same QLoRA step in Unsloth (CUDA), which bench_train.py starts.
+
+    python bench/peer_unsloth.py CONFIG_JSON SEQ_LEN CHECKPOINTING BATCH ADAPT_EXPERTS [...]
 
 As peer_peft.py: NF4 with double quantization, bfloat16, r = 16 on all seven projections, fused AdamW, random weights.
-Other than wgrad's and PEFT's, its step does not clip gradients. CHECKPOINTING 1 is Unsloth's own, which offloads
-activations. Prints a JSON object for each pair of the last two. Needs `pip install unsloth`.
+Of a mixture of experts Unsloth quantizes the experts, too. Other than wgrad's and PEFT's, its step does not clip
+gradients. CHECKPOINTING 1 is Unsloth's own, which offloads activations. Needs `pip install unsloth`.
 """
 
 from __future__ import annotations
 
-import gc
-import json
-import statistics
-import sys
-import tempfile
-import time
 from importlib.metadata import version
+from typing import Any
 
 from unsloth import FastLanguageModel  # type: ignore[import-not-found]  # isort: skip  # first: it patches the others
+import peer_steps
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+from transformers import PreTrainedTokenizerFast
 
 
-def save(config: dict[str, object], folder: str) -> None:
-    """A checkpoint with random weights, and a tokenizer of bytes, which Unsloth asks for."""
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        LlamaForCausalLM(LlamaConfig(**config, pad_token_id=3)).save_pretrained(folder)  # type: ignore[arg-type]
-    torch.set_default_dtype(torch.float32)
-    torch.cuda.empty_cache()
+def save_tokenizer(folder: str) -> None:
+    """Write a tokenizer of bytes, which Unsloth asks for."""
     special = ["<unk>", "<s>", "</s>", "<pad>"]
     vocabulary = {text: i for i, text in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
@@ -38,7 +29,9 @@ def save(config: dict[str, object], folder: str) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=8192, **names).save_pretrained(folder)
 
 
-def measure(folder: str, vocab: int, seq_len: int, checkpointing: int, batch: int) -> dict[str, object]:
+def measure(
+    folder: str, config: dict[str, Any], seq_len: int, checkpointing: bool, batch: int, adapt_experts: bool
+) -> dict[str, Any]:
     """Load the checkpoint, warm up, and return the row of one setting."""
     mode = "unsloth" if checkpointing else False
     model, _ = FastLanguageModel.from_pretrained(
@@ -50,57 +43,25 @@ def measure(folder: str, vocab: int, seq_len: int, checkpointing: int, batch: in
         local_files_only=True,
         use_gradient_checkpointing=mode,
     )
+    targets = peer_steps.targets_of(config, adapt_experts)
     model = FastLanguageModel.get_peft_model(
-        model, r=16, lora_alpha=32, lora_dropout=0.0, target_modules=TARGETS, use_gradient_checkpointing=mode
+        model, r=16, lora_alpha=32, lora_dropout=0.0, use_gradient_checkpointing=mode, **targets
     )
     model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
-    ids = torch.randint(0, vocab, (batch, seq_len), device="cuda")
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
+    ids = torch.randint(0, config["vocab_size"], (batch, seq_len), device="cuda")
 
-    def steps(count: int) -> float:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                model(input_ids=ids, labels=ids).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        return (time.perf_counter() - start) / count
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
-    steps(3)
-    torch.cuda.reset_peak_memory_stats()
-    samples = [steps(3) for _ in range(5)]
-    median = statistics.median(samples)
-    return {
-        "stack": "unsloth",
-        "compute": "bfloat16",
-        "batch": batch,
-        "seq_len": seq_len,
-        "checkpointing": bool(checkpointing),
-        "tokens_per_second": batch * seq_len / median,
-        "ms_per_step": 1e3 * median,
-        "spread": (max(samples) - min(samples)) / median,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-        "unsloth": version("unsloth"),
-        "torch": torch.__version__,
-    }
-
-
-def main() -> None:
-    config, (seq_len, *pairs) = json.loads(sys.argv[1]), map(int, sys.argv[2:])
-    config.pop("architectures")
-    config.pop("model_type")
-    with tempfile.TemporaryDirectory() as folder:
-        save(config, folder)
-        for checkpointing, batch in zip(pairs[::2], pairs[1::2]):
-            try:
-                print(json.dumps(measure(folder, config["vocab_size"], seq_len, checkpointing, batch)), flush=True)
-            except torch.OutOfMemoryError as error:
-                print(f"checkpointing {checkpointing}, batch {batch}:", error, file=sys.stderr)
-            gc.collect()
-            torch.cuda.empty_cache()
+    row = peer_steps.row_of(step, trained, batch, seq_len)
+    experts = {str(p.dtype) for name, p in model.named_parameters() if ".experts." in name and not p.requires_grad}
+    return row | {"unsloth": version("unsloth"), "torch": torch.__version__, "experts_dtype": ",".join(sorted(experts))}
 
 
 if __name__ == "__main__":
-    main()
+    peer_steps.main("unsloth", measure, save_tokenizer)

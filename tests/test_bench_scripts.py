@@ -6,6 +6,7 @@ import argparse
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,11 @@ import pytest
 
 from wgrad.autograd import creation
 from wgrad.autograd.bench import timing
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.commands.bench_model import SHAPES, build
+from wgrad.train.model.adapter_files import load_adapter
+from wgrad.train.model.load_config import parse_model_config
+from wgrad.train.model.lora import adaptable
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -69,12 +75,13 @@ def test_peers_run_both_ways_and_name_their_least_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """A peer that prints other things too, and fails at its last setting."""
-    peak = {"0 1": 2.0, "0 4": 9.0, "1 1": 1.5}
+    peak = {"0 1 0": 2.0, "0 1 1": 2.5, "0 4 0": 9.0, "1 1 0": 1.5}
 
     def run(command: list[str], **_: Any) -> Any:
-        ways = [f"{a} {b}" for a, b in zip(command[4::2], command[5::2])]
-        assert ways == ["0 1", "0 4", "1 1", "1 4"]
-        rows = [{"stack": "unsloth", "batch": int(way[-1]), "peak_gib": peak[way]} for way in ways if way in peak]
+        ways = [f"{a} {b} {c}" for a, b, c in zip(command[4::3], command[5::3], command[6::3])]
+        assert ways == ["0 1 0", "0 1 1", "0 4 0", "0 4 1", "1 1 0", "1 1 1", "1 4 0", "1 4 1"]
+        done = [(peak[way], *map(int, way.split())) for way in ways if way in peak]
+        rows = [{"stack": "unsloth", "batch": n, "adapt_experts": bool(e), "peak_gib": p} for p, _, n, e in done]
         return SimpleNamespace(stdout="\n".join(["loading", *map(json.dumps, rows)]), stderr="out of memory")
 
     module = runpy.run_path(str(BENCH / "bench_train.py"))
@@ -87,10 +94,38 @@ def test_peers_run_both_ways_and_name_their_least_memory(
     )  # fmt: skip
     rows: list[dict[str, Any]] = []
     report = SimpleNamespace(row=lambda **row: rows.append(row))
-    assert module["peers"]("tiny", [1, 4], args, report) == {1: 1.5, 4: 9.0}
-    assert [row["work"] for row in rows] == ["tiny"] * 3
+    found = module["peers"]("tiny", [1, 4], [False, True], args, report)
+    assert found == {(1, False): 1.5, (1, True): 2.5, (4, False): 9.0}
+    assert [row["work"] for row in rows] == ["tiny", "tiny, experts adapted", "tiny", "tiny"]
     assert "out of memory" in capsys.readouterr().out
-    assert module["peers"]("smollm2-135m", [1], args, report) == {}
+    assert module["peers"]("smollm2-135m", [1], [False], args, report) == {}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "olmoe-1b-7b", "gpt-oss-20b", "tiny"])
+@pytest.mark.usefixtures("at_once")
+def test_a_peer_adapts_what_wgrad_adapts(tmp_path: Path, name: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes: dict[str, Any] = {"hidden": 64, "intermediate": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    others = {**SHAPES[name].others, "num_experts": 9, "num_local_experts": 9, "moe_intermediate_size": 32}
+    shape = replace(SHAPES[name], **sizes, vocab=48, others=others if name != "tiny" else {})
+    config = parse_model_config(shape.config())
+    script = runpy.run_path(str(BENCH / "bench_train.py"))
+    for experts in (False, True)[: 1 + (name != "tiny")]:
+        mode = {"target_modules": script["WITH_EXPERTS"]} if experts else {}
+        _, parameters = build(shape, 16, ReferenceDevice(), "float32", mode=mode)
+        their_config = {key: value for key, value in shape.config().items() if key != "architectures"}
+        with torch.device("meta"):
+            base = AutoModelForCausalLM.from_config(AutoConfig.for_model(**their_config))
+        theirs = runpy.run_path(str(BENCH / "peer_peft.py"))["adapted"](
+            base.to_empty(device="cpu"), their_config, experts
+        )
+        theirs.save_pretrained(tmp_path / str(experts))
+        _, arrays = load_adapter(tmp_path / str(experts), *adaptable(config))
+        assert {n: a.shape for n, a in arrays.items()} == {n: t.shape for n, t in parameters.tensors.items()}
+        assert any(".experts." in n for n in arrays) == experts
 
 
 def test_steps_on_more_gpus_are_predicted_from_parts(

@@ -16,7 +16,7 @@ from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.load_config import parse_model_config
 from wgrad.train.model.load_weights import read_from_main_memory
-from wgrad.train.model.lora import Adapter, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.lora import Adapter, expert_modules, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
@@ -201,7 +201,8 @@ def build(
 ) -> tuple[Trainer, FlatParameters]:
     """Build a trainer of a model with random weights, and LoRA on all projections except those of experts.
 
-    memory_limit: only for the choices that depend on it; the device is not limited. mode: further options.
+    memory_limit: only for the choices that depend on it; the device is not limited. mode: further options, such as
+    `target_modules` that name experts.
     """
     config = parse_model_config(shape.config())
     options = RunOptions(
@@ -212,7 +213,7 @@ def build(
     options = replace(options, **(mode or {}))
     weights = make_weights(config, device, shape.mxfp4_experts)
     lora = lora_config(options, config)
-    values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
+    values = init_lora(lora_shapes(lora, linear_modules(config), experts=expert_modules(config)), 0)
     parameters = lora_parameters(values, device)
     device.scratch_bytes = scratch_bytes(options)
     model = Model(
