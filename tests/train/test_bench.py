@@ -248,7 +248,7 @@ def test_against_cpu_prints_one_ratio_to_post(monkeypatch: pytest.MonkeyPatch, c
     seconds = {"device": 0.002, "NumPy": 0.3}
     monkeypatch.setattr(against_cpu, "_time_torch", lambda name, stack: Row(name, stack, "bfloat16", 0.2, 0))
     timed = iter(seconds.values())
-    monkeypatch.setattr(against_cpu, "seconds_of", lambda step, wait: step() or wait() is None or next(timed))
+    monkeypatch.setattr(against_cpu, "seconds_of", lambda step, wait, **_: step() or wait() is None or next(timed))
     assert main(["bench", "--against-cpu", "--size", "tiny"]) == 0
     said = capsys.readouterr().out
     found = {line.split()[1]: float(line.split()[3]) for line in said.splitlines() if line.startswith("tiny ")}
@@ -260,7 +260,7 @@ def test_against_cpu_prints_one_ratio_to_post(monkeypatch: pytest.MonkeyPatch, c
 def test_torch_trains_the_same_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, so that torch is imported once."""
     monkeypatch.setattr(against_cpu, "TOKENS", 16)
-    monkeypatch.setattr(against_cpu, "seconds_of", lambda step, wait: 1.0)
+    monkeypatch.setattr(against_cpu, "seconds_of", lambda step, wait, **_: 1.0)
     found = measure_torch(torch_sizes(SHAPES["tiny"]))
     assert len(found["samples"]) == 5 and found["losses"][-1] < found["losses"][0]
     assert found["trainable"] == against_cpu._time_wgrad("tiny", "NumPy", ReferenceDevice()).trainable
@@ -279,17 +279,26 @@ def test_long_steps_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> Non
     assert against_cpu.seconds_of(lambda: calls.append(0.0), bool) == 10 and len(calls) == 2
 
 
-def test_steps_are_timed_at_the_full_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It rises while the GPU works; a compilation leaves it low."""
-    clock = SimpleNamespace(now=0.0, worked=0.0)
+@pytest.mark.parametrize("compile_seconds", [0.3, 12.0])
+def test_steps_are_timed_at_the_full_clock_of_a_gpu(compile_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It rises while the GPU works; a compilation leaves it low, however long it takes."""
+    clock, waits = SimpleNamespace(now=0.0, worked=0.0), iter([compile_seconds, 0.3])
     monkeypatch.setattr(against_cpu.time, "perf_counter", lambda: clock.now)
 
-    def step() -> None:
-        seconds = 0.01 if clock.worked > 0.3 else 0.06
-        clock.worked += seconds
-        clock.now += seconds
+    class Steps:
+        def step(self, *_: object) -> None:
+            seconds = 0.01 if clock.worked > 0.3 else 0.06
+            clock.worked += seconds
+            clock.now += seconds + next(waits, 0.0)
 
-    assert against_cpu.seconds_of(step, bool) == pytest.approx(0.01)
+        def read_history(self) -> None:
+            pass
+
+    built = (Steps(), SimpleNamespace(count=1))
+    monkeypatch.setattr(against_cpu, "build", lambda *_, **__: built)
+    device: Any = SimpleNamespace(name="wgpu", fastest_compute="float32")
+    row = against_cpu._time_wgrad("tiny", "device", device)
+    assert row.seconds == pytest.approx(0.01)
 
 
 def test_short_steps_are_timed_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

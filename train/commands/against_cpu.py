@@ -30,8 +30,9 @@ from wgrad.train.step.trainer import HISTORY_STEPS
 RANK, TOKENS, LEARNING_RATE = 8, 512, 1e-4
 _SHAPES = {"tiny": ("tiny",), "small": ("smollm2-135m",)}  # by --size
 _ALL = ("smollm2-135m", "tinyllama-1.1b")
-_SETTLE_STEPS, _SAMPLES, _MOST_SECONDS = 3, 5, 5.0
-_SETTLE_SECONDS = 1.0  # a GPU that idles has a sixth of its clock
+_SAMPLES, _MOST_SECONDS = 5, 5.0
+_FIRST_STEPS = 2  # of a GPU, which compile and record
+_SETTLE_SECONDS = 1.0  # a GPU that idles, as while its kernels are compiled, has a sixth of its clock
 _SAMPLE_SECONDS = 0.5
 _GPU, _NUMPY, _TORCH = "device", "NumPy", "torch"
 
@@ -94,7 +95,9 @@ def _time_wgrad(name: str, stack: str, device: Device) -> Row:
     def step() -> None:
         trainer.step(random_step(next(steps), TOKENS, shape.vocab), LEARNING_RATE)
 
-    return Row(name, stack, compute, seconds_of(step, wait=trainer.read_history), parameters.count)
+    first, settle = (0, 0.0) if device.name == "cpu" else (_FIRST_STEPS, _SETTLE_SECONDS)
+    seconds = seconds_of(step, wait=trainer.read_history, first=first, settle=settle)
+    return Row(name, stack, compute, seconds, parameters.count)
 
 
 def _time_torch(name: str, stack: str) -> Row | None:
@@ -118,8 +121,8 @@ def torch_sizes(shape: Shape) -> dict[str, Any]:
     return {**dataclasses.asdict(shape), **timing, "rank": RANK, "tokens": TOKENS}
 
 
-def seconds_of(step: Callable[[], object], wait: Callable[[], object]) -> float:
-    """Return the median seconds of a step, after a few to compile, record and raise a GPU's clock.
+def seconds_of(step: Callable[[], object], wait: Callable[[], object], *, first: int = 0, settle: float = 0.0) -> float:
+    """Return the median seconds of a step, after `first` steps, and one or more that take `settle` seconds.
 
     Short steps are timed many in a row, as in a run, where the host prepares the next while the device works. Slow
     steps are timed fewer times.
@@ -136,12 +139,12 @@ def seconds_of(step: Callable[[], object], wait: Callable[[], object]) -> float:
         wait()
         return (time.perf_counter() - start) / count
 
-    begun, done, last = time.perf_counter(), 0, 0.0
-    while done < _SETTLE_STEPS or time.perf_counter() - begun < _SETTLE_SECONDS:
-        if done and time.perf_counter() - begun > _MOST_SECONDS:
-            break
+    for _ in range(first):
+        timed(1)
+    begun = time.perf_counter()
+    last = timed(1)
+    while time.perf_counter() - begun < settle:
         last = timed(1)
-        done += 1
     count = min(max(1, int(_SAMPLE_SECONDS / last)), HISTORY_STEPS)
     samples, begun = list[float](), time.perf_counter()
     while len(samples) < _SAMPLES and not (samples and time.perf_counter() - begun > _MOST_SECONDS):
