@@ -352,6 +352,12 @@ def test_what_is_not_built_is_refused_by_its_key(architecture: str, make_config:
         assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("name", ["Starcoder2", "Jais2", "Nemotron", "GptOss"])
+def test_keys_that_transformers_does_not_read_are_ignored(name: str, make_config: Config) -> None:
+    raw = make_config(f"{name}ForCausalLM")
+    assert parse_model_config(raw | {"qk_layernorm": True}) == parse_model_config(raw)
+
+
 def test_kimi_k2_is_deepseek_v3(make_config: Config) -> None:
     """Kimi K2's files call DeepseekV3ForCausalLM so."""
     raw = make_config("DeepseekV3ForCausalLM")

@@ -333,6 +333,7 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
         ),
         ("LlamaForCausalLM", {"hidden_act": "relu"}, "the activation relu"),
         ("CohereForCausalLM", {"use_qk_norm": True}, "norms of heads in 2 layers"),
+        ("OlmoeForCausalLM", {"clip_qkv": 0.7}, "queries, keys and values clipped to 0.7,"),
         ("GemmaForCausalLM", {"hidden_act": "silu"}, "the activation silu"),
         ("PhiForCausalLM", {"hidden_act": "silu"}, "the activation silu"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "rotary embeddings in other layers than smollm3 has them"),

@@ -554,7 +554,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"architecture": "Ernie4_5_MoeForCausalLM", "use_bias": True, "tie_word_embeddings": False},
     "minimax_m2": {"architecture": "MiniMaxM2ForCausalLM", "rotary_dim": 6},
     "mixtral": {"architecture": "MixtralForCausalLM", "sliding_window": 7, "hidden_act": "relu2"},
-    "olmoe": {"architecture": "OlmoeForCausalLM", "num_experts": 7, "num_local_experts": 7, "num_experts_per_tok": 3},
+    "olmoe": {"architecture": "OlmoeForCausalLM", "num_experts": 7, "num_experts_per_tok": 3, "clip_qkv": 0.7},
     "qwen2_moe": {
         "architecture": "Qwen2MoeForCausalLM",
         "use_sliding_window": True,

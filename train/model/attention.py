@@ -121,13 +121,13 @@ class Attention(Parts):
                 heads = {"heads": c.heads_of(index), "kv_heads": c.num_key_value_heads}
                 return *F.rope_split(qkv, *tables, **heads, interleaved=c.interleaved), None, True
         q, gate = self._queries(index, y, inputs)
-        both = [self._clipped(self._linear(f"{prefix}{part}_proj", y, inputs)) for part in c.keys_of(index)]
+        both = [self._linear(f"{prefix}{part}_proj", y, inputs) for part in c.keys_of(index)]
         k, v = both[0], both[-1]
         if not c.qk_norm_last:
             k = self._head_norm(index, c.k_norm, k)
         if c.value_norm:
             v = self._normed_heads(v, self._constant(c.head_dim_of(index), 1))
-        k, v = (x.reshape(-1, c.kv_heads_of(index), c.head_dim_of(index)) for x in (k, v))
+        k, v = (self._clipped(x).reshape(-1, c.kv_heads_of(index), c.head_dim_of(index)) for x in (k, v))
         appended = cache is not None and not c.qk_norm_last  # appending to the cache rotates k
         if c.use_rope[index] and not appended:
             k = F.rope(k, *tables, interleaved=c.interleaved)
@@ -159,10 +159,9 @@ class Attention(Parts):
             q, gate = split_gate(q, c.heads_of(index), c.head_dim_of(index))
         if c.attention_gate_proj:
             gate = self._linear(f"model.layers.{index}.{c.attention_gate_proj}", y, inputs)
-        q = self._clipped(q)
         if not c.qk_norm_last:
             q = self._head_norm(index, c.q_norm, q)
-        q = q.reshape(-1, c.heads_of(index), c.head_dim_of(index))
+        q = self._clipped(q).reshape(-1, c.heads_of(index), c.head_dim_of(index))
         if c.use_rope[index]:
             cos, sin = self._of_queries or tables[:2]
             q = F.rope(q, cos, sin, tables[2], interleaved=c.interleaved)

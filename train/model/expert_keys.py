@@ -125,6 +125,7 @@ class OlmoeFile(ExpertsFile, kw_only=True):
     attention_bias: bool = False
     num_experts_per_tok: ChosenCount = 8
     norm_topk_prob: bool = False
+    clip_qkv: Factor | None = None
 
 
 class FlexOlmoFile(ExpertsFile, kw_only=True):

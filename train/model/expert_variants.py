@@ -52,7 +52,8 @@ def minimax_m2(keys: MiniMaxM2File) -> dict[str, Any]:
 def olmoe(keys: OlmoeFile) -> dict[str, Any]:
     """OLMoE (arXiv 2409.02060)."""
     experts = _in_every_layer(keys, normalize=keys.norm_topk_prob)
-    return {**biases(keys), "qk_norm": True, "qk_norm_whole": True, "experts": experts}
+    norms = {"qk_norm": True, "qk_norm_whole": True}
+    return {**biases(keys), **norms, "clip_qkv": keys.clip_qkv or 0.0, "experts": experts}
 
 
 def flex_olmo(keys: FlexOlmoFile) -> dict[str, Any]:

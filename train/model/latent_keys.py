@@ -99,7 +99,6 @@ def _attention(keys: _LatentKeys, interleaved: bool) -> dict[str, Any]:
 class DeepseekV2File(ScoredFile, kw_only=True):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "scoring_func": (None, "softmax"),
-        "norm_topk_prob": (None, False),
         "moe_layer_freq": (None, 1),
     }
     usual_experts: ClassVar[int] = 64
@@ -123,6 +122,11 @@ class DeepseekV2File(ScoredFile, kw_only=True):
     def __post_init__(self) -> None:
         if self.topk_method not in _GROUPED:
             raise ValueError(f"topk_method must be {' or '.join(_GROUPED)}; got {self.topk_method!r}")
+        if self.norm_topk_prob:
+            raise ValueError(
+                "norm_topk_prob must be false, as in DeepSeek's own models: transformers ignores true, and the code in "
+                "a model's folder does not; got true"
+            )
         if self.topk_method == _GROUPED[0]:
             self.n_group = self.topk_group = None
         super().__post_init__()

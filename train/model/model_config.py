@@ -61,7 +61,7 @@ class ModelConfig:
         query_growth, query_length: Queries at position p are scaled by
             1 + query_growth log(1 + floor(p / query_length)), in attention to latents the unrotated part too.
         sinks: Whether each head has the score of an additional key without a value.
-        clip_qkv: q, k and v are clipped to -clip_qkv and clip_qkv; 0 means not at all.
+        clip_qkv: q, k and v are clipped to -clip_qkv and clip_qkv, after their norms; 0 means not at all.
         attention_gate: Whether q_proj has a gate of attention's output after each head's queries.
         attention_gate_proj: Path of a projection for such a gate, or "".
         gate_of_heads: Whether that projection has a single number for each head.
