@@ -324,7 +324,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "Gemma4UnifiedForCausalLM": {"hidden_size_per_layer_input": 8, "per_layer_config": {"1": {"sliding_window": 16}}},
     "GPTNeoXForCausalLM": {"head_dim": 10, "rotary_pct": 0.3, "hidden_act": "mish", "num_experts": 8},
     "GPT2LMHeadModel": {
-        "scale_attn_by_inverse_layer_idx": True, "activation_function": "mish", "n_embd": 0, "num_experts": 8,
+        "activation_function": "mish", "n_embd": 0, "num_experts": 8,
     },
     "GPTNeoForCausalLM": {
         "attention_layers": ["global"], "attention_types": [[["global", "strided"], 1]], "hidden_size": 50,
@@ -352,10 +352,10 @@ def test_what_is_not_built_is_refused_by_its_key(architecture: str, make_config:
         assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("name", ["Starcoder2", "Jais2", "Nemotron", "GptOss"])
+@pytest.mark.parametrize("name", ["Starcoder2", "Jais2", "Nemotron", "GPTBigCode", "GPTJ"])
 def test_keys_that_transformers_does_not_read_are_ignored(name: str, make_config: Config) -> None:
-    raw = make_config(f"{name}ForCausalLM")
-    assert parse_model_config(raw | {"qk_layernorm": True}) == parse_model_config(raw)
+    raw, others = make_config(f"{name}ForCausalLM"), ("qk_layernorm", "scale_attn_by_inverse_layer_idx")
+    assert parse_model_config(raw | dict.fromkeys(others, True)) == parse_model_config(raw)
 
 
 def test_kimi_k2_is_deepseek_v3(make_config: Config) -> None:

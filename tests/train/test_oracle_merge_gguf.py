@@ -333,6 +333,7 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
         ),
         ("LlamaForCausalLM", {"hidden_act": "relu"}, "the activation relu"),
         ("CohereForCausalLM", {"use_qk_norm": True}, "norms of heads in 2 layers"),
+        ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scores divided by the number of their layer,"),
         ("OlmoeForCausalLM", {"clip_qkv": 0.7}, "queries, keys and values clipped to 0.7,"),
         ("GemmaForCausalLM", {"hidden_act": "silu"}, "the activation silu"),
         ("PhiForCausalLM", {"hidden_act": "silu"}, "the activation silu"),

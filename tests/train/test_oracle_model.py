@@ -197,6 +197,7 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "n_inner": None,
         "scale_attn_weights": False,
+        "scale_attn_by_inverse_layer_idx": True,
         "reorder_and_upcast_attn": True,
         "activation_function": "gelu",
     },

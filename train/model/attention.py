@@ -69,7 +69,7 @@ class Attention(Parts):
         shared: keys and values of another layer, which this one uses.
         """
         c, rows, tokens = self.config, inputs.batch, inputs.tokens
-        source, scale = c.kv_source(index), c.score_scale or c.head_dim_of(index) ** -0.5
+        source, scale = c.kv_source(index), c.score_scale_of(index)
         k: Tensor | None = None
         v: Tensor | None = None
         if source == index:

@@ -115,6 +115,8 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         yield "layers that differ in their number of heads"
     if traits.untied and config.tie_word_embeddings:
         yield "one matrix for embedding and head"
+    if config.score_scale_by_layer:
+        yield "scores divided by the number of their layer"
     if config.clip_qkv and not any(key.key == "clip_qkv" for key in traits.keys):
         yield f"queries, keys and values clipped to {config.clip_qkv:g}"
     if traits.scaled_embeddings and not math.isclose(config.embedding_scale, config.hidden_size**0.5):

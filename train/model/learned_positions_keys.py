@@ -71,9 +71,6 @@ class LearnedPositionsFile(ConfigFile, kw_only=True):
 class Gpt2File(LearnedPositionsFile, kw_only=True):
     """Keys of GPT-2. As in transformers, Llama's names of four keys count before GPT-2's own."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "scale_attn_by_inverse_layer_idx": (None, False),
-    }
     dropouts: ClassVar[Mapping[str, float]] = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
     vocab_size: Vocabulary = 50_257
     n_embd: Width = 768
@@ -87,6 +84,7 @@ class Gpt2File(LearnedPositionsFile, kw_only=True):
     max_position_embeddings: Positions | None = None  # type: ignore[assignment]
     layer_norm_epsilon: Epsilon = 1e-5
     scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
     reorder_and_upcast_attn: bool = False  # ignored: scores are in float32
 
     def __post_init__(self) -> None:
@@ -104,6 +102,7 @@ class Gpt2File(LearnedPositionsFile, kw_only=True):
             "rms_norm_eps": self.layer_norm_epsilon,
             "intermediate_size": self.n_inner or 4 * self.hidden_size,
             "score_scale": 0.0 if self.scale_attn_weights else 1.0,
+            "score_scale_by_layer": self.scale_attn_by_inverse_layer_idx,
             **_GPT2_NAMES,
             "transposed": True,
             "qkv_proj": "attn.c_attn",
@@ -119,7 +118,6 @@ class GptJFile(Gpt2File, kw_only=True):
     """Keys of GPT-J, which has rotary embeddings. rotary_dim: how many numbers of a head are rotated."""
 
     partial_rotary: ClassVar[bool] = True
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     dropouts: ClassVar[Mapping[str, float]] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     vocab_size: Vocabulary = 50_400
     n_embd: Width = 4096
@@ -127,7 +125,8 @@ class GptJFile(Gpt2File, kw_only=True):
     n_head: Count = 16
     n_positions: Positions = 2048
     tie_word_embeddings: bool = False
-    scale_attn_weights: Any = None  # ignored
+    scale_attn_weights: Any = None  # ignored, as the next one
+    scale_attn_by_inverse_layer_idx: Any = None
     rotary_dim: Width = 64
 
     def __post_init__(self) -> None:
@@ -226,11 +225,11 @@ class GptNeoFile(LearnedPositionsFile, kw_only=True):
 class GptBigCodeFile(Gpt2File, kw_only=True):
     """Keys of GPT-BigCode. multi_query: whether all heads share one head of keys and values."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     activation_function: str = "gelu_pytorch_tanh"
     multi_query: bool = True
     attention_softmax_in_fp32: bool = True  # ignored, as the next one: the softmax is in float32
     scale_attention_softmax_in_fp32: bool = True
+    scale_attn_by_inverse_layer_idx: Any = None  # ignored
 
     @property
     def attention_sizes(self) -> tuple[int, int, int]:
@@ -239,7 +238,7 @@ class GptBigCodeFile(Gpt2File, kw_only=True):
 
     def variant(self) -> dict[str, Any]:
         """Return the `ModelConfig` fields of GPT-BigCode (arXiv 2301.03988)."""
-        return {**super().variant(), "transposed": False, "qkv_by_heads": True}
+        return {**super().variant(), "transposed": False, "qkv_by_heads": True, "score_scale_by_layer": False}
 
 
 class OptFile(LearnedPositionsFile, kw_only=True):

@@ -57,6 +57,7 @@ class ModelConfig:
         qk_norm_apart: Whether files have each head's weight as a tensor.
         value_norm: Whether each head's values are normed, without weights.
         score_scale: Factor of the scores before the softmax; 0 means head_dim ** -0.5.
+        score_scale_by_layer: Whether the scores of the first layer are divided by 1, of the second by 2, and so on.
         score_softcap, logit_softcap: A soft cap c replaces x by c tanh(x / c); 0 means none.
         query_growth, query_length: Queries at position p are scaled by
             1 + query_growth log(1 + floor(p / query_length)), in attention to latents the unrotated part too.
@@ -121,6 +122,7 @@ class ModelConfig:
     norm_offset: float = field(default=0.0, repr=False)
     embedding_scale: float = field(default=1.0, repr=False)
     score_scale: float = field(default=0.0, repr=False)
+    score_scale_by_layer: bool = field(default=False, repr=False)
     score_softcap: float = field(default=0.0, repr=False)
     logit_softcap: float = field(default=0.0, repr=False)
     logit_scale: float = field(default=1.0, repr=False)
@@ -220,6 +222,11 @@ class ModelConfig:
     def kv_source(self, layer: int) -> int:
         """Return the index of the layer whose keys and values a layer uses, in most models its own."""
         return self.kv_sources[layer] if self.kv_sources else layer
+
+    def score_scale_of(self, layer: int) -> float:
+        """Return the factor of a layer's scores before the softmax."""
+        scale = self.score_scale or self.head_dim_of(layer) ** -0.5
+        return scale / (layer + 1) if self.score_scale_by_layer else scale
 
     def keys_of(self, layer: int) -> str:
         """Return which of the projections k and v a layer has: "kv", "k" or ""."""
