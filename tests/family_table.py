@@ -17,7 +17,7 @@ from wgrad.train.model.multimodal import MULTIMODAL
 
 # Families without GGUF because llama.cpp has no such architecture.
 NOT_THERE = {
-    **dict.fromkeys(("Cwm", "FlexOlmo", "Flint", "GPTJ", "GPTNeo", "Kolibri1", "Lfm3"), "not in llama.cpp"),
+    **dict.fromkeys(("AXK1", "Cwm", "FlexOlmo", "Flint", "GPTJ", "GPTNeo", "Kolibri1", "Lfm3"), "not in llama.cpp"),
     **dict.fromkeys(("NanoChat", "OlmoHybrid", "OPT", "VaultGemma"), "not in llama.cpp"),
     **{name.removesuffix("ForCausalLM"): f"llama.cpp {own.no_gguf}" for name, own in FAMILIES.items() if own.no_gguf},
 }

@@ -137,7 +137,7 @@ class InTurn:
 _ALIKE = (
     "(Ministral|Cwm|SeedOss|Exaone4|HyperCLOVAX|VaultGemma|Ernie4_5|InternLM3|IQuestCoder|Arcee|Jais2|Nemotron|Glm4"
     "|Bamba|CohereFor|FalconH1|Qwen3_5Moe|Dots1|SolarOpen|Gemma4Unified|DeepseekV3|MiniCPM3|HunYuanMoE|ExaoneMoe|FlexOlmo|HYV3|Laguna|Flint|Kolibri1"
-    "|Cohere2Moe|Youtu|Mistral4|Mellum|GraniteMoeSWA|Llama4|GPTNeo|GPTBigCode|GPTJ|OPTFor)"
+    "|AXK1|Cohere2Moe|Youtu|Mistral4|Mellum|GraniteMoeSWA|Llama4|GPTNeo|GPTBigCode|GPTJ|OPTFor)"
 )
 
 # Epilogues do not depend on the format, and NF4 has cases of all.
@@ -256,7 +256,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
         "wgpu-(Mixtral|Olmoe|Qwen3)|cpu-MiniMax|Laguna|Flint"
     ),
     "tests/train/test_oracle_experts.py::test_files_of_transformers_and_ours_are_read_by_both": Without(
-        r"\[(ExaoneMoe|HunYuanMoE|HYV3|Laguna|Flint|Afmoe|Cohere2Moe|FlexOlmo|GraniteMoeSWA)"
+        r"\[(AXK1|ExaoneMoe|HunYuanMoE|HYV3|Laguna|Flint|Afmoe|Cohere2Moe|FlexOlmo|GraniteMoeSWA)"
     ),
     "tests/train/test_oracle_experts.py::test_ten_steps_on_few_bits_have_the_losses_of_peft": Without("GptOss"),
     "tests/train/test_oracle_experts.py::test_experts_of_few_bits_in_gguf_train_as_they_are_stored": Without(
@@ -301,7 +301,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     # Model families: logits and gradients of each; of other tests, one family for each feature in which they differ.
     "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient_equal_transformers": Without(
         r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|granite_moe"
-        r"|flex_olmo|afmoe|lfm2_moe|youtu|mistral4|mellum|llama4|hunyuan|hy3|laguna|flint|kolibri1|jais2|nemotron|falcon|gpt_neo|gpt2_|gpt_bigcode|gptj|opt|glm4|cohere|olmo|qwen3_next|qwen3_5_moe|dots1|ernie4_5_moe|gemma4_|deepseek)"
+        r"|axk1|flex_olmo|afmoe|lfm2_moe|youtu|mistral4|mellum|llama4|hunyuan|hy3|laguna|flint|kolibri1|jais2|nemotron|falcon|gpt_neo|gpt2_|gpt_bigcode|gptj|opt|glm4|cohere|olmo|qwen3_next|qwen3_5_moe|dots1|ernie4_5_moe|gemma4_|deepseek)"
         r"|(hyperclovax|seed_oss|granite4|falcon_h1|exaone4|deepseek_v[23]|cohere2_moe|lfm2_moe|lfm3|llama4|laguna|flint|kolibri1)_\w+\]|(gemma4_unified|bamba|deepseek_v3|glm4_moe_lite|minicpm3|falcon_one_norm|falcon_sequential|gpt_neox_sequential)\]"
     ),
     "tests/train/test_oracle_float64.py::test_loss_and_every_gradient_equal_transformers_in_float64": Without(

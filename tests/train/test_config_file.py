@@ -295,6 +295,10 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
         "scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 2, "n_group": 4, "topk_group": 4,
         "num_key_value_heads": 2, "v_head_dim": 17, "partial_rotary_factor": 0.5,
     },
+    "AXK1ForCausalLM": {
+        "scoring_func": "softmax", "moe_layer_freq": 0, "q_lora_rank": None, "mlp_layer_types": ["dense"],
+        "num_key_value_heads": 2, "v_head_dim": 17, "partial_rotary_factor": 0.5,
+    },
     "Glm4MoeLiteForCausalLM": {
         "scoring_func": "softmax", "mlp_layer_types": ["dense"], "first_k_dense_replace": 2, "topk_group": 4,
         "num_key_value_heads": 2, "v_head_dim": 17, "partial_rotary_factor": 0.5,

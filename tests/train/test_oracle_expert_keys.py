@@ -69,6 +69,8 @@ KEYS: dict[str, dict[str, list[Any]]] = {
     "gpt_oss": WINDOWS | {"num_experts_per_tok": [1, 5], "swiglu_limit": [0.6, 2.0], "swiglu_alpha": [1.3]},
     "deepseek_v2": LATENT | {"kv_lora_rank": [8], "topk_method": ["greedy", "group_limited_greedy"], "mlp_bias": BOTH},
     "deepseek_v3": LATENT | {"rope_interleave": BOTH, "norm_topk_prob": BOTH},
+    "axk1": {key: values for key, values in LATENT.items() if key != "q_lora_rank"}
+    | {"rope_interleave": BOTH, "norm_topk_prob": BOTH, "moe_layer_freq": [1, 2]},
     "glm4_moe_lite": LATENT | {"first_k_dense_replace": [1], "mlp_layer_types": [["sparse", "dense"]]},
     "mistral4": LATENT | {"rope_interleave": BOTH, "norm_topk_prob": BOTH},
     "glm4_moe": SHARED | {"use_qk_norm": BOTH, "norm_topk_prob": BOTH, "partial_rotary_factor": [1.0]},

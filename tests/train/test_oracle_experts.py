@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
-from tests.train.conftest import distance
+from tests.train.conftest import distance, write_checkpoint
 from tests.train.gguf_base import write_base
 from tests.train.llama_cpp_oracle import log_probabilities, their_log_probabilities
 from tests.train.model_oracle import CORRECTION, full_model, make_inputs
@@ -63,6 +63,7 @@ FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT
 OWN_NAMES = tuple(
     f"{name}ForCausalLM"
     for name in (
+        "AXK1",
         "Lfm2Moe",
         "ExaoneMoe",
         "HunYuanMoEV1",
@@ -121,7 +122,7 @@ def test_files_of_transformers_and_ours_are_read_by_both(
     assert distance(frozen(tmp_path / "saved", device), wanted) < 1e-5
     adapter = tmp_path / "adapter"
     config = load_model_config(folder)
-    lora = LoraConfig(r=2, alpha=4.0, target_modules=("q_proj",))
+    lora = LoraConfig(r=2, alpha=4.0, target_modules=("q_b_proj" if config.latent else "q_proj",))
     zeros = {name: np.zeros(shape, np.float32) for name, shape in lora_shapes(lora, linear_modules(config)).items()}
     save_adapter(adapter, lora, zeros, str(folder))
     words = ["merge", "--adapter", str(adapter), "--out", str(tmp_path / "merged"), "--onto", "original"]
@@ -132,6 +133,20 @@ def test_files_of_transformers_and_ours_are_read_by_both(
         assert [merged[f"{owner}{part}_conv1d.weight"].shape[0] for part in "qkv"] == [12, 12, 40]
     assert names[0] == names[1] or architecture == "OlmoHybridForCausalLM"  # of its other layers it renames norms too
     assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), wanted) < 1e-6
+
+
+def test_released_files_of_a_x_k1_have_no_corrections_and_more_norms(make_checkpoint: Any) -> None:
+    """Corrections of scores are 0 then. The norm of the experts' output is there for layers without experts too."""
+    folder = make_checkpoint("AXK1ForCausalLM")
+    arrays = {name: entry.array() for name, entry in read_entries(folder / "model.safetensors", "").items()}
+    named = {name.replace("mlp.post_mlp_", "post_mlp_"): array for name, array in arrays.items() if "score" not in name}
+    norm = "model.layers.{}.post_mlp_layernorm.weight"
+    assert len(named) == len(arrays) - 1 and norm.format(0) not in named
+    write_checkpoint(
+        folder, json.loads((folder / "config.json").read_text()), named | {norm.format(0): named[norm.format(1)]}
+    )
+    wanted = their_logits(their_base(folder), random_ids())
+    assert distance(frozen(folder, ReferenceDevice()), wanted) < 1e-5
 
 
 def test_sigmoids_smaller_than_what_is_added_to_their_sum_keep_their_shares(

@@ -172,6 +172,7 @@ MLP_BIAS: dict[str, str | bool] = {
 }
 # Keys without which transformers fails when the model is made: heads are not as many as of keys.
 FAILS = (
+    ("AXK1ForCausalLM", "num_attention_heads"),
     ("DeepseekV3ForCausalLM", "num_attention_heads"),
     ("Lfm2MoeForCausalLM", "layer_types"),
     ("YoutuForCausalLM", "num_key_value_heads"),
@@ -201,7 +202,7 @@ def base_config(architecture: str) -> dict[str, Any]:
         special["layer_types"] = ["conv", "full_attention"] * 3
     if kind == "lfm2":  # whose width of the MLP is another otherwise
         special["block_auto_adjust_ff_dim"] = False
-    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"):
+    if kind in ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"):
         special |= {"num_key_value_heads": 32, "num_experts_per_tok": 8}
     if kind in ("iquestcoder", "qwen3_next", "qwen3_5_moe_text"):
         special["use_sliding_window"] = False

@@ -404,6 +404,13 @@ CASES: dict[str, dict[str, Any]] = {
         "v_head_dim": 16,
         "first_k_dense_replace": 0,
     },
+    "axk1": {
+        "architecture": "AXK1ForCausalLM",
+        "num_hidden_layers": 3,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "attention_bias": True,
+        "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
     "glm4_moe_lite": {
         "architecture": "Glm4MoeLiteForCausalLM",
         "num_hidden_layers": 3,

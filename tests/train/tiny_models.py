@@ -187,7 +187,7 @@ _OWN: dict[str, dict[str, Any]] = {
         },
     ),
     "cwm": {**_IDS, "bos_token_id": 1},
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4"), _LATENT),
+    **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4"), _LATENT),
     # With this theta, llama.cpp rounds yarn's range to the same: it includes all pairs.
     "gpt_oss": {
         "rope_theta": 3.0,
@@ -252,7 +252,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
         config["shared_expert_intermediate_size"] = 52
-    if kind in ("glm4_moe", "solar_open", "dots1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"):
+    if kind in ("axk1", "glm4_moe", "solar_open", "dots1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"):
         config |= {"n_routed_experts": 6, "n_shared_experts": 2, "n_group": 3, "topk_group": 2}
         config |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "sliding_window": None}
     if kind == "ernie4_5_moe":

@@ -20,6 +20,7 @@ from wgrad.train.files.input_files import one_line
 from wgrad.train.files.mxfp4_files import gather_mxfp4
 from wgrad.train.files.safetensors_files import TensorEntry, TensorSource
 from wgrad.train.model.experts import DOWN, GATE_UP, Experts
+from wgrad.train.model.gguf_activation import NumberEntry
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import WeightSpec
 
@@ -196,6 +197,9 @@ def _gather_layer(found: dict[str, TensorEntry], experts: Experts, layout: Layou
         found[router] = found.pop(prefix + layout.router)
     if layout.correction and prefix + layout.correction in found:
         found[prefix + experts.correction] = found.pop(prefix + layout.correction)
+    if experts.may_be_uncorrected and router in found and (name := prefix + experts.correction) not in found:
+        first = found[router]
+        found[name] = NumberEntry(first.source, first.path, name, "F32", (experts.count,), None, None, 0.0)
     for module, shape in experts.shapes(hidden).items():
         name, parts = prefix + module, _parts_of(module)
         gather_mxfp4(found, name)

@@ -33,6 +33,7 @@ class Experts:
         balance: Weight of the load-balancing loss in training.
         sigmoid: Whether the router's scores are sigmoids instead of a softmax.
         correction: Path of the numbers that are added to scores to choose experts; "": none.
+        may_be_uncorrected: Whether files may leave these numbers out, which are 0 then.
         correction_rows: Whether `correction` has shape [1, count].
         corrects_logits: Whether it is added to logits instead.
         normalize_eps: Added to the sum by which the chosen sigmoids are divided.
@@ -73,6 +74,7 @@ class Experts:
     balance: float = field(default=0.0, repr=False, compare=False)  # of a run, not of the model
     sigmoid: bool = field(default=False, repr=False)
     correction: str = field(default="", repr=False)
+    may_be_uncorrected: bool = field(default=False, repr=False)
     correction_rows: bool = field(default=False, repr=False)
     corrects_logits: bool = field(default=False, repr=False)
     normalize_eps: float = field(default=0.0, repr=False)

@@ -53,6 +53,7 @@ from wgrad.train.model.gemma4_keys import Gemma3nFile, Gemma4File, Gemma4Unified
 from wgrad.train.model.hy3_keys import Hy3File
 from wgrad.train.model.laguna_keys import LagunaFile
 from wgrad.train.model.latent_keys import (
+    AxK1File,
     DeepseekV2File,
     DeepseekV3File,
     Glm4MoeLiteFile,
@@ -310,6 +311,7 @@ FAMILIES = {
         gguf_above=1,  # sigmoids
         other_types=("kimi_k2",),
     ),
+    "AXK1ForCausalLM": Family("axk1", AxK1File, AxK1File.variant, "", "A.X K1"),
     "Glm4MoeLiteForCausalLM": Family(
         "glm4_moe_lite", Glm4MoeLiteFile, Glm4MoeLiteFile.variant, "deepseek2", "GLM-4.7-Flash"
     ),

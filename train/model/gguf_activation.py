@@ -20,7 +20,7 @@ from wgrad.train.model.weights import CONSTANTS, XIELU, WeightSpec
 
 @dataclass(frozen=True)
 class NumberEntry(TensorEntry):
-    """A tensor of one number, taken from a key."""
+    """A tensor filled with one number, which is not in the files as a tensor."""
 
     number: float = field(repr=False)
 

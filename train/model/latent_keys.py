@@ -26,6 +26,7 @@ from wgrad.train.model.latent_attention import LatentAttention
 from wgrad.train.model.near_llama_keys import check_growth, query_growth
 from wgrad.train.model.scored_keys import ScoredFile, SharedCount
 from wgrad.train.model.scored_variants import scored_experts
+from wgrad.train.model.variants import layer_names
 
 _Extra = Annotated[int, Meta(ge=0, le=64)]
 _GROUPED = ("greedy", "group_limited_greedy")  # DeepSeek-V2 chooses among all experts, or within the best groups
@@ -181,6 +182,45 @@ class DeepseekV3File(ScoredFile, kw_only=True):
         """Return the `ModelConfig` fields of DeepSeek-V3 (arXiv 2412.19437)."""
         extra = {} if self.num_mtp_layers is None else {"extra_layers": self.num_mtp_layers}
         return {**_attention(self, bool(self.rope_interleave)), "experts": scored_experts(self), **extra}
+
+
+class AxK1File(DeepseekV3File, kw_only=True):
+    """Keys of A.X K1. transformers reads no `topk_method`: released files have no corrections of scores."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"scoring_func": (None, "sigmoid")}
+    usual_experts: ClassVar[int] = 192
+    vocab_size: Vocabulary = 163_840
+    num_attention_heads: Count = 64
+    num_key_value_heads: Count = 64
+    max_position_embeddings: Positions = 32_768
+    first_k_dense_replace: Annotated[int, Meta(ge=0)] = 1
+    q_lora_rank: Width = 1536
+    moe_layer_freq: Count = 1
+    mlp_layer_types: list[str] | None = None
+    num_nextn_predict_layers: _Extra | None = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
+
+    def sparse_layers(self) -> tuple[bool, ...]:
+        """Return for each layer whether it has experts."""
+        if self.mlp_layer_types is not None:
+            return tuple(kind == "sparse" for kind in self.mlp_layer_types)
+        first, step = self.first_k_dense_replace, self.moe_layer_freq
+        return tuple(i >= first and i % step == 0 for i in range(self.num_hidden_layers))
+
+    def variant(self) -> dict[str, Any]:
+        """Return the `ModelConfig` fields of A.X K1: DeepSeek-V3 with a norm of the output of layers with experts."""
+        usual, norm = super().variant(), "post_mlp_layernorm"
+        if usual["experts"] is None:
+            return usual
+        return usual | {
+            "experts": replace(usual["experts"], may_be_uncorrected=True),
+            "mlp_out_norm": f"mlp.{norm}",
+            "norms_dense_out": False,
+            "file_names": layer_names(self.num_hidden_layers, {f"mlp.{norm}.": f"{norm}."}),
+        }
 
 
 class Glm4MoeLiteFile(ScoredFile, kw_only=True):

@@ -35,6 +35,7 @@ class ModelConfig:
         interleaved: Whether element 2 i of a head is rotated with element 2 i + 1.
         attention_norm, mlp_norm: Names within a layer of the norms before attention and MLP.
         attention_out_norm, mlp_out_norm: Names of the norms of their outputs, "" for none.
+        norms_dense_out: Whether layers without experts have mlp_out_norm too.
         layer_norm: Whether norms, except those of heads, are LayerNorm. rms_norm_eps is their epsilon too.
         norm_weight, norm_bias: Whether norms have weights, and LayerNorm biases.
         norm_offset: Number to add to the norms' weights in files.
@@ -119,6 +120,7 @@ class ModelConfig:
     attention_out_norm: str = field(default="", repr=False)
     mlp_norm: str = field(default="post_attention_layernorm", repr=False)
     mlp_out_norm: str = field(default="", repr=False)
+    norms_dense_out: bool = field(default=True, repr=False)
     norm_offset: float = field(default=0.0, repr=False)
     embedding_scale: float = field(default=1.0, repr=False)
     score_scale: float = field(default=0.0, repr=False)
@@ -274,10 +276,10 @@ class ModelConfig:
 
     def norms_of(self, layer: int) -> tuple[str, str, str, str]:
         """Return the names of a layer's norms, "" for none: attention's input and output, and the MLP's."""
-        linear = self.linear_of(layer)
+        linear, normed = self.linear_of(layer), self.norms_dense_out or self.has_experts(layer)
         usual = (
             *((self.attention_norm, self.attention_out_norm) if self.mixes(layer) else ("", "")),
-            *((self.mlp_norm, self.mlp_out_norm) if self.has_mlp(layer) else ("", "")),
+            *((self.mlp_norm, self.mlp_out_norm if normed else "") if self.has_mlp(layer) else ("", "")),
         )
         return usual if linear is None or linear.norms is None else linear.norms
 

@@ -224,8 +224,7 @@ class ModelFiles:
     def stay_as_they_are(self, specs: Iterable[WeightSpec]) -> bool:
         """Return whether no projection should be quantized, because the files are quantized or GGUF.
 
-        Float tensors of such files were left in float on purpose (bitsandbytes' llm_int8_skip_modules, gpt-oss'
-        modules_to_not_convert, the types that a GGUF file's author chose).
+        Float tensors of such files were left in float on purpose (llm_int8_skip_modules, a GGUF author's choice).
         """
         return any(self.is_frozen(spec) or isinstance(self.entries.get(spec.name), GgufEntry) for spec in specs)
 
@@ -312,7 +311,8 @@ def is_left_over(name: str, config: ModelConfig) -> bool:
     if config.text_of and is_beside_text(name):
         return True
     layer = _LAYER.match(name)
-    if layer and 0 <= int(layer[1]) - config.num_hidden_layers < config.extra_layers:
+    of_dense = "" if config.norms_dense_out else f"{config.mlp_out_norm}.weight"
+    if layer and (0 <= int(layer[1]) - config.num_hidden_layers < config.extra_layers or name == layer[0] + of_dense):
         return True
     if (keys := _KEYS.fullmatch(name)) and (number := int(keys[1])) < config.num_hidden_layers:
         return config.kv_source(number) != number
