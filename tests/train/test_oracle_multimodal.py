@@ -12,12 +12,14 @@ import pytest
 
 from tests.tools import oracle_package
 from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
+from tests.train.model_oracle import full_model, make_inputs
 from tests.train.peft_oracle import our_logits, random_adapter, random_ids, save_random_lora, their_base, their_logits
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
+from wgrad.train.model.balance import Balance
 from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_files import ModelFiles
@@ -552,6 +554,31 @@ def test_the_text_of_llama_4_is_the_same_within_the_whole(tmp_path: Path) -> Non
     assert not parse_model_config(text | {"attn_temperature_tuning": False}).plain_growth[0]
     with pytest.raises(WgradError, match="attention_chunk_size must be a multiple of 64, .* got 40"):
         parse_model_config(text | {"attention_chunk_size": 40})
+
+
+@pytest.mark.parametrize("case", ["qwen3_vl_moe", "glm4v_moe", "kimi_k25", "internvl of experts"])
+def test_the_whole_models_class_decides_on_a_load_balancing_loss(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GLM-4.5V's has one, which GLM-4.5 has not. InternVL's has none of any text model."""
+    architecture, changes, raw, files = OTHERS[case.partition(" ")[0]]
+    architecture = "Qwen3MoeForCausalLM" if case.endswith(" of experts") else architecture
+    asked = {"output_router_logits": True, "router_aux_loss_coef": 0.7}
+    monkeypatch.setitem(OTHERS, case, (architecture, changes | asked, raw, files))
+    folder, known = write_other(tmp_path, case)
+    ids = random_ids(rows=2)
+    given = torch.tensor(ids.astype(np.int64))
+    with torch.no_grad():
+        wanted = float(whole_base(folder, known.auto)(given, labels=given, use_cache=False).loss)
+    device = ReferenceDevice()
+    model, _ = full_model(folder, device)
+    experts = model.config.experts
+    assert experts is not None and (experts.balance > 0) == ("moe" in case)
+    model.balance = Balance(experts.balance, experts, ids.size, device) if experts.balance else None
+    targets = np.full_like(ids, -100)
+    targets[:, :-1] = ids[:, 1:]
+    found = float(model.loss(make_inputs(device, ids, targets)).numpy()[0]) / targets[:, :-1].size
+    assert found == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("case", ["qwen3_vl_moe", "nemotron_h_omni"])

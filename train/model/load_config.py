@@ -59,9 +59,13 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     """Return the configuration in the mapping of a config.json. `where` begins each error."""
     name = _architecture(convert(raw, NameFile, where), where)
     if name in MULTIMODAL:
-        text = parse_model_config(text_config(raw, name, where), f"{where}: text_config")
-        if text.experts is not None and (files := MULTIMODAL[name].experts_files):
-            text = replace(text, experts=replace(text.experts, files=files))
+        whole, given = MULTIMODAL[name], text_config(raw, name, where)
+        text = parse_model_config(given, f"{where}: text_config")
+        if text.experts is not None:
+            asked = given.get("router_aux_loss_coef") if given.get("output_router_logits") else 0.0
+            balance = text.experts.balance or asked or 0.0 if whole.balanced else 0.0
+            files = whole.experts_files or text.experts.files
+            text = replace(text, experts=replace(text.experts, files=files, balance=balance))
         return replace(text, text_of=name)
     family = FAMILIES[name]
     if raw.get("rope_scaling") == {}:  # which transformers ignores

@@ -30,6 +30,7 @@ class Multimodal:
         in_peft: Prefix in transformers and PEFT of the text model's modules. It is "model." if AutoModelForCausalLM
             loads only the text model.
         experts_files: Names of experts in files, a key of `expert_files.LAYOUTS`, if they differ from the family's.
+        balanced: Whether transformers adds a load-balancing loss of the text model's experts.
         text_keys: Places of text_config in config.json, as keys from outside to inside; the first that is there counts.
         renamed: Keys of text_config with other names in the family, and those names.
         other_types: Further values of `model_type` of the architecture.
@@ -45,6 +46,7 @@ class Multimodal:
     flat: bool = False
     in_peft: str = "model.language_model."
     experts_files: str = ""
+    balanced: bool = False
     text_keys: tuple[tuple[str, ...], ...] = (("text_config",),)
     renamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     other_types: tuple[str, ...] = ()
@@ -144,10 +146,10 @@ MULTIMODAL = {
         "qwen2_5_omni_thinker", {"qwen2_5_omni_text": "Qwen2ForCausalLM"}, _QWEN25_OMNI
     ),
     "Qwen3OmniMoeForConditionalGeneration": Multimodal(
-        "qwen3_omni_moe", {"qwen3_omni_moe_text": "Qwen3MoeForCausalLM"}, _QWEN3_OMNI, **_OMNI
+        "qwen3_omni_moe", {"qwen3_omni_moe_text": "Qwen3MoeForCausalLM"}, _QWEN3_OMNI, balanced=True, **_OMNI
     ),
     "Qwen3OmniMoeThinkerForConditionalGeneration": Multimodal(
-        "qwen3_omni_moe_thinker", {"qwen3_omni_moe_text": "Qwen3MoeForCausalLM"}, _QWEN3_OMNI
+        "qwen3_omni_moe_thinker", {"qwen3_omni_moe_text": "Qwen3MoeForCausalLM"}, _QWEN3_OMNI, balanced=True
     ),
     "Qwen3VLForConditionalGeneration": Multimodal("qwen3_vl", {"qwen3_vl_text": "Qwen3ForCausalLM"}, _QWEN3),
     "Qwen3VLMoeForConditionalGeneration": Multimodal(
@@ -156,10 +158,11 @@ MULTIMODAL = {
         _QWEN3_MOE,
         outer={"norm_topk_prob": True},
         experts_files="qwen3_vl",
+        balanced=True,
     ),
     "Qwen3_5ForConditionalGeneration": Multimodal("qwen3_5", {"qwen3_5_text": "Qwen3_5ForCausalLM"}, in_peft="model."),
     "Qwen3_5MoeForConditionalGeneration": Multimodal(
-        "qwen3_5_moe", {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, in_peft="model."
+        "qwen3_5_moe", {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, in_peft="model.", balanced=True
     ),
     "DeepseekVLForConditionalGeneration": Multimodal("deepseek_vl", _text_first("llama"), outer=_TIED),
     "Glm4vForConditionalGeneration": Multimodal(
@@ -171,8 +174,14 @@ MULTIMODAL = {
     "Glm4vMoeForConditionalGeneration": Multimodal(
         "glm4v_moe",
         {"glm4v_moe_text": "Glm4MoeForCausalLM"},
-        {"vocab_size": 151_424, "max_position_embeddings": 65_536, "attention_bias": True},
+        {
+            "vocab_size": 151_424,
+            "max_position_embeddings": 65_536,
+            "attention_bias": True,
+            "router_aux_loss_coef": 0.0001,
+        },
         inner_tie=True,
+        balanced=True,
     ),
     "GlmOcrForConditionalGeneration": Multimodal(
         "glm_ocr",
