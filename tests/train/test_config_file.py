@@ -362,6 +362,18 @@ def test_keys_that_transformers_does_not_read_are_ignored(name: str, make_config
     assert parse_model_config(raw | dict.fromkeys(others, True)) == parse_model_config(raw)
 
 
+def test_sizes_of_mamba_may_be_null_in_models_without_it(make_config: Config) -> None:
+    raw = make_config("GraniteMoeHybridForCausalLM")
+    sizes = dict.fromkeys(("mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_expand"))
+    flags = dict.fromkeys(("mamba_conv_bias", "mamba_proj_bias"))
+    assert parse_model_config(raw | sizes | flags) == parse_model_config(raw)
+    raw["layer_types"] = ["mamba", "attention"]
+    assert parse_model_config(raw | flags) == parse_model_config(raw | dict.fromkeys(flags, False))
+    for key in sizes:
+        with pytest.raises(WgradError, match=f"{key} must be a number in models with Mamba-2; got null"):
+            parse_model_config(raw | {key: None})
+
+
 def test_kimi_k2_is_deepseek_v3(make_config: Config) -> None:
     """Kimi K2's files call DeepseekV3ForCausalLM so."""
     raw = make_config("DeepseekV3ForCausalLM")

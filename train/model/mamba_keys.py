@@ -76,22 +76,32 @@ def check_mamba(
 
 
 class MambaFile(ConfigFile, kw_only=True):
-    """Keys common to families with Mamba-2. mamba_d_head: "auto" means the width divided by the heads."""
+    """Keys common to families with Mamba-2, which are null in some models without it.
 
-    mamba_n_heads: Count = 128
-    mamba_n_groups: Count = 1
-    mamba_d_state: Width = 256
+    mamba_d_head: "auto" means the width divided by the heads.
+    """
+
+    mamba_n_heads: Count | None = 128
+    mamba_n_groups: Count | None = 1
+    mamba_d_state: Width | None = 256
     mamba_d_head: Width | str | None = "auto"
-    mamba_d_conv: Annotated[int, Meta(ge=1, le=8)] = 4
-    mamba_expand: Factor = 2
-    mamba_conv_bias: bool = True
-    mamba_proj_bias: bool = False
+    mamba_d_conv: Annotated[int, Meta(ge=1, le=8)] | None = 4
+    mamba_expand: Factor | None = 2
+    mamba_conv_bias: bool | None = True
+    mamba_proj_bias: bool | None = False
     time_step_limit: list[Any] | None = None
 
     @property
     def mamba_width(self) -> int:
         """Elements of a token's x."""
-        return int(self.mamba_expand * self.hidden_size)
+        return int(self._given("mamba_expand") * self.hidden_size)
+
+    def _given(self, key: str) -> Any:
+        """Return a key's number. Raise ValueError if it is null."""
+        value = getattr(self, key)
+        if value is None:
+            raise ValueError(f"{key} must be a number in models with Mamba-2; got null")
+        return value
 
     def mamba(self, layers: tuple[bool, ...], **how: Any) -> Mamba2 | None:
         """Return the sizes of Mamba-2, or None if no layer has it.
@@ -105,20 +115,20 @@ class MambaFile(ConfigFile, kw_only=True):
         """
         if not any(layers):
             return None
-        heads, inner = self.mamba_n_heads, self.mamba_width
+        heads, inner, biased = self._given("mamba_n_heads"), self.mamba_width, bool(self.mamba_proj_bias)
         if isinstance(self.mamba_d_head, str) and self.mamba_d_head != "auto":
             raise ValueError(f'mamba_d_head must be a number or "auto"; got {self.mamba_d_head!r}')
         found = Mamba2(
             layers=layers,
             heads=heads,
             head_dim=self.mamba_d_head if isinstance(self.mamba_d_head, int) else inner // heads,
-            groups=self.mamba_n_groups,
-            state_dim=self.mamba_d_state,
-            width=self.mamba_d_conv,
-            conv_bias=self.mamba_conv_bias,
-            in_bias=self.mamba_proj_bias,
+            groups=self._given("mamba_n_groups"),
+            state_dim=self._given("mamba_d_state"),
+            width=self._given("mamba_d_conv"),
+            conv_bias=bool(self.mamba_conv_bias),
+            in_bias=biased,
             limits=time_step_limits(self.time_step_limit),
-            **({"out_bias": self.mamba_proj_bias} | how),
+            **({"out_bias": biased} | how),
         )
         check_mamba(found, inner, self.hidden_act, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
         return found
