@@ -89,6 +89,8 @@ def expert_cases() -> list[Case]:
             grouped_case(side, "tall", (196, 3, 2, 136, 136), F16, gather=gather, weight=F16),
             grouped_case(side, "tall", (220, 3, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
             grouped_case(side, "taller", (262, 2, 2, 136, 160), F16, gather=gather, format="mxfp4"),
+            grouped_case(side, "taller", (190, 3, 2, 136, 136), F16, gather=gather, format="nf4"),
+            grouped_case(side, "taller", (262, 2, 2, 136, 160), F16, gather=gather, format="nf4", double=True),
             grouped_case(side, "high", (152, 3, 2, 136, 136), F16, gather=gather, format="nf4", double=True),
             grouped_case(side, "dequantized", (520, 2, 2, 144, 128), F16, gather=gather, format="nf4", double=True),
         ]

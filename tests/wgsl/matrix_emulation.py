@@ -200,6 +200,12 @@ def emulated(text: str, lanes: int) -> str:
     text = _STORE.sub(rf"store_\2(&\1, {last}, \3, \4)", text)
     text = text.replace("MATRIX_C()", "Sums()")
     text = _MULTIPLY_ADD.sub(rf"multiply_add({last}, &\2, \3, &\1)", text)
+    # Levels of NF4, which each invocation keeps from before a barrier on.
+    text, kept = re.subn(r"\bmy_level = (.*);", r"level_of_lane[lid] = \1;", text)
+    if kept:
+        text = text.replace("var<private> my_level: f32;", "var<workgroup> level_of_lane: array<f32, 1024>;")
+        text = text.replace("subgroupShuffle(my_level, ", "level_in_lane(")
+        text += f"fn level_in_lane(lane: u32) -> f32 {{ return select(1e30, level_of_lane[lane], lane < {lanes}u); }}\n"
     subgroups = _SUBGROUPS if re.search("subgroup(ShuffleXor|Any)", text) else ""
     text = text.replace("subgroupShuffleXor(", "shuffle_xor(lid, ").replace("subgroupAny(", "any_of_lanes(lid, ")
     if re.search("coop|subgroup[A-Z]", re.sub(r"//.*", "", text)):

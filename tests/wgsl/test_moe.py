@@ -176,8 +176,11 @@ def test_tiles_follow_the_rows_of_an_expert() -> None:
         (16384, "float16", True, (128, 128)),
         (20480, "float16", True, (128, 256)),
         (13312, NF4, True, (128, 128)),
-        (16384, NF4, True, (192, 192)),
-        (16384, NF4, False, (192, 192)),
+        (17536, NF4, True, (192, 192)),
+        (16384, NF4, True, (128, 256)),
+        (16384, NF4, False, (128, 256)),
+        (16384, MXFP4, False, (128, 256)),
+        (16384, NESTED, True, (192, 192)),
         (23424, NF4, True, (192, 192)),
         (23552, NF4, True, (128, 128)),
         (32768, NF4, True, (256, 128)),
@@ -203,11 +206,14 @@ def test_tiles_of_tensor_cores_follow_rows_and_weights(rows: int, weight: Any, t
         (265, "float16", False, 0, True),
         (512, "float16", False, 2, False),
         (640, "float16", False, 0, True),
-        (256, NF4, True, 2, True),
+        (136, NF4, True, 2, False),
+        (137, MXFP4, False, 0, True),
+        (256, NF4, True, 2, False),
         (320, NF4, True, 2, True),
         (248, NF4, False, 2, False),
         (247, NF4, False, 0, True),
         (320, NF4, False, 0, True),
+        (256, NESTED, True, 2, False),
         (256, NESTED, False, 2, False),
         (256, MXFP4, True, 2, False),
         (320, MXFP4, True, 2, True),
@@ -219,7 +225,7 @@ def test_last_rows_go_with_the_tile_before_where_that_was_faster(
     """By an expert's rows."""
     tile = plan_rows(128 * rows, weight=weight, trans_b=trans_b).tile
     assert isinstance(tile, MatrixTile) and (tile.taller, tile.ahead) == (taller, ahead)
-    assert tile.decode_first == (weight in (NF4, MXFP4) and not ahead)
+    assert tile.decode_first == (weight != "float16" and not ahead)
     others = plan_rows(128 * rows, weight=weight, trans_b=trans_b, limits=replace(CORES, lanes=64)).tile
     assert isinstance(others, MatrixTile) and others.ahead and others.taller in (0, grouped._FORWARD.taller)
 
@@ -249,11 +255,12 @@ def test_a_row_for_every_fourth_expert_is_a_gemv() -> None:
 
 def test_tiles_dealt_to_other_subgroups_load_all_of_their_rows() -> None:
     for lanes in LANES:
-        names = ("OF_ARRAYS", "WHOLE", "FORWARD", "FORWARD_FEWER", "BACKWARD", "WEIGHTS_ABOUT")
+        names = ("OF_ARRAYS", "WHOLE", "FORWARD", "FORWARD_FEWER", "BACKWARD", "WEIGHTS_ABOUT", "WHOLE_ABOUT")
         about = ("ARRAYS_ABOUT_FORWARD", "ARRAYS_ABOUT_BACKWARD")
         for high in (getattr(grouped, f"_{name}") for name in (*names, *about)):
             dealt = high.for_lanes(lanes, 16)
             assert dealt.sub_m * dealt.sg_m == high.sub_m * high.sg_m and len(dealt.shorter) == len(high.shorter)
+            assert dealt.shuffles == (high.decode_first and lanes > 8)  # sixteen levels
             for number, rows in enumerate(dealt.shorter, 1):
                 loaded = 8 * dealt.threads * int(dealt.expert_constants()[f"LOADS_A_{number}"])
                 assert 16 * rows * dealt.sg_m * dealt.k <= loaded <= dealt.m * dealt.k

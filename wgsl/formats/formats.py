@@ -88,7 +88,14 @@ class WeightOperand:
 
 
 def weight_operand(
-    w: FrozenWeight, unit: int, *, table: bool, barrier: bool = True, factored: bool = False, halves: bool = False
+    w: FrozenWeight,
+    unit: int,
+    *,
+    table: bool,
+    barrier: bool = True,
+    factored: bool = False,
+    halves: bool = False,
+    shuffled: bool = False,
 ) -> WeightOperand:
     """Bind a frozen weight.
 
@@ -97,11 +104,12 @@ def weight_operand(
     barrier: prepare_b ends with a barrier; where the kernel has one anyway, a second cost dx up to 7 % (NVIDIA).
     factored: the kernel scales the sums of units, not their elements.
     halves: elements are float16, not float32.
+    shuffled: NF4's levels are read from other invocations of a subgroup, all of which decode at the same time.
     """
     codes, *scales = w.arrays().values()
     assert codes is not None
     switches: dict[str, Constant] = {**w.constants(), "PREPARE_BARRIER": barrier, "FACTORED": factored}
-    switches["HALVES"] = halves
+    switches |= {"HALVES": halves, "SHUFFLED": shuffled}
     switches["TABLE"] = table and int(switches.get("TABLE_WORDS", 0)) <= _MOST_TABLE_WORDS
     switches["GROUPS"] = groups = max(1, unit // _GROUP.get(w.format, unit))
     switches["GROUP_QUADS"] = unit // 4 // groups

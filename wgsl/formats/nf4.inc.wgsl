@@ -11,6 +11,7 @@
 //   scaled_b(Ready_b, first, sum, x) -> f32  only with FACTORED, where four_b leaves out the factors that all elements
 //                                     of a group share. A unit has GROUPS groups; `first` is the first element of one.
 //                                     Returns the group's part of a result, from sum(element x) and sum(x)
+//                                     SHUFFLED: called by whole subgroups of 16 invocations or more
 //   prepare_b(lid)                    called once by every invocation, before the others. If it fills workgroup memory,
 //                                     it ends with a barrier; without PREPARE_BARRIER the caller has one before four_b
 // The file may use p.block_shift and p.nested_shift (log2 of elements per block, and of blocks per nested block),
@@ -36,7 +37,11 @@ var<workgroup> table: array<f32, 256>;  // nested_code, if workgroup memory has 
 #else
 @group(0) @binding(8) var<storage, read> absmax: array<f32>;
 #endif
+#if SHUFFLED
+var<private> my_level: f32;  // one of the sixteen; others are read from other invocations of the subgroup
+#else
 var<workgroup> level: array<f32, 16>;  // in sixteen banks, so that different codes do not conflict
+#endif
 
 #if NESTED
 #if STACKED
@@ -55,7 +60,11 @@ fn prepare_b(lid: u32) {
     LEVEL_$i,
 #end
   );
+#if SHUFFLED
+  my_level = levels[lid & 15u];
+#else
   for (var i = lid; i < 16u; i += THREADS) { level[i] = levels[i]; }
+#endif
 #if NESTED
 #if STACKED
   offsets = vec3<f32>(nested_offset[0], nested_offset[64], nested_offset[min(128u, arrayLength(&nested_offset) - 64u)]);
@@ -114,7 +123,12 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 
 fn four_b(unit: Ready_b, first: u32) -> Four {
   let w = word_of(unit.codes, first);
+#if SHUFFLED
+  let levels = vec4<f32>(subgroupShuffle(my_level, (w >> 4u) & 15u), subgroupShuffle(my_level, w & 15u),
+                         subgroupShuffle(my_level, (w >> 12u) & 15u), subgroupShuffle(my_level, (w >> 8u) & 15u));
+#else
   let levels = vec4<f32>(level[(w >> 4u) & 15u], level[w & 15u], level[(w >> 12u) & 15u], level[(w >> 8u) & 15u]);
+#endif
 #if FACTORED
   return Four(levels);
 #else

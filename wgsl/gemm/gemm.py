@@ -150,8 +150,10 @@ def _operand(plan: Plan, b: Array | FrozenWeight) -> WeightOperand:
     """The right operand as the kernel reads it."""
     if isinstance(b, Array):
         return dense_operand(b, plan.unit)
-    barrier, halves = not isinstance(plan.tile, Tile), isinstance(plan.tile, MatrixTile)
-    return weight_operand(b, plan.unit, table=plan.table, barrier=barrier, factored=plan.factored, halves=halves)
+    how = {"table": plan.table, "factored": plan.factored, "barrier": not isinstance(plan.tile, Tile)}
+    if isinstance(plan.tile, MatrixTile):
+        how |= {"halves": True, "shuffled": plan.tile.shuffles}
+    return weight_operand(b, plan.unit, **how)
 
 
 def _tile_constants(

@@ -27,7 +27,7 @@ class MatrixTile:
     shorter: one or two smaller values of sub_m, rising, for which the shader has code for the last rows of an expert.
     taller: blocks of 16 rows by which an expert's last full tile may be higher, so that they need no tile of their own.
     All subgroups multiply such a block together, each some of its columns.
-    decode_first: B is decoded before A is stored to workgroup memory.
+    decode_first: B is decoded before A is stored to workgroup memory, and NF4's levels are found by shuffles.
     """
 
     sg_m: int
@@ -54,6 +54,11 @@ class MatrixTile:
     @property
     def threads(self) -> int:
         return self.lanes * self.sg_m * self.sg_n
+
+    @property
+    def shuffles(self) -> bool:
+        """Return whether NF4's levels are in the invocations of a subgroup, and not in workgroup memory."""
+        return self.decode_first and self.lanes >= 16
 
     def for_lanes(self, lanes: int, unit: int) -> MatrixTile:
         """The same tile in subgroups of `lanes`, in so few that every invocation loads equally much.

@@ -58,13 +58,13 @@ _WHOLE_ROWS = range(120, 184)
 _BACKWARD = replace(gemm_matrix.OF_HEADS, shorter=(2,))
 # Where experts have about as many rows as a tile, or a few tiles, half of them have a few more, for which a tile would
 # read the weight again. These tiles take the few rows, too, and read one tile ahead, as that leaves few registers. With
-# 128, 256 and 512 rows on an H100 they take 0.85 to 0.96 of the time of the others (bench/notes/experts.md). Subgroups
+# 128, 256 and 512 rows on an H100 they take 0.84 to 0.98 of the time of the others (bench/notes/experts.md). Subgroups
 # of 64 were not timed.
 _ABOUT, _ABOUT_MOST = 8, 512  # rows from a multiple of a tile's; rows
 _ARRAYS_ABOUT_FORWARD = replace(_FORWARD_FEWER, taller=1)  # about as many rows as one tile of 128 x 128
 _ARRAYS_ABOUT_BACKWARD = replace(_OF_ARRAYS, ahead=False, taller=2)
-_WEIGHTS_ABOUT = replace(_FORWARD, ahead=False, decode_first=True)  # but for the forward of NF4
-_NESTED_ABOUT = replace(_WEIGHTS_ABOUT, decode_first=False)  # the other order was not timed
+_WEIGHTS_ABOUT = replace(_FORWARD, ahead=False, decode_first=True)
+_WHOLE_ABOUT = replace(_ARRAYS_ABOUT_BACKWARD, decode_first=True)  # about as many rows as one tile, no nested scales
 
 
 @implements("grouped_linear")
@@ -165,10 +165,12 @@ def _matrix_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile:
             tile = _ARRAYS_ABOUT_BACKWARD
         elif gemm.trans_b and abs(mean - _ARRAYS_ABOUT_FORWARD.m) <= _ABOUT and limits.lanes <= 32:
             tile = _ARRAYS_ABOUT_FORWARD
+    elif not b.nested and abs(mean - _WHOLE_ABOUT.m) <= _ABOUT and limits.lanes <= 32:
+        tile = _WHOLE_ABOUT
     elif int(mean) in _WHOLE_ROWS and limits.lanes == _WHOLE.lanes:
         tile = _WHOLE
-    elif _about(mean, _WEIGHTS_ABOUT.m, limits) and not (gemm.trans_b and b.format == "nf4"):
-        tile = _NESTED_ABOUT if b.nested else _WEIGHTS_ABOUT
+    elif _about(mean, _WEIGHTS_ABOUT.m, limits):
+        tile = _WEIGHTS_ABOUT
     else:
         forward = _FORWARD_FEWER if mean < _FEWER_ROWS else _FORWARD
         tile = forward if gemm.trans_b else _BACKWARD
@@ -192,7 +194,7 @@ def _unit_of(weight: WeightForm, tile: MatrixTile, lanes: int) -> int:
     """Elements of the weight that an invocation decodes at once."""
     if any(tile == few for _, few in _FEWER):
         return widest_unit(weight, 32)
-    wider = tile in (_WHOLE, _FORWARD, _BACKWARD, _WEIGHTS_ABOUT, _NESTED_ABOUT) and lanes <= 32
+    wider = tile in (_WHOLE, _FORWARD, _BACKWARD, _WEIGHTS_ABOUT, _WHOLE_ABOUT) and lanes <= 32
     return widest_unit(weight, 16) if wider else gemm_matrix.unit_of(weight, tile.m, lanes)
 
 
