@@ -336,7 +336,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     },
     "GPTJForCausalLM": {"rotary_dim": 5, "activation_function": "mish", "n_embd": 0, "num_experts": 8},
     "OPTForCausalLM": {
-        "do_layer_norm_before": False, "word_embed_proj_dim": 24, "_remove_final_layer_norm": True, "hidden_size": 50,
+        "do_layer_norm_before": 0, "word_embed_proj_dim": 0, "_remove_final_layer_norm": True, "hidden_size": 50,
     },
     "FalconForCausalLM": {
         "parallel_attn": False, "num_ln_in_parallel_attn": 3, "activation": "mish", "partial_rotary_factor": 0.5,

@@ -205,10 +205,13 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_bigcode_heads": {"architecture": "GPTBigCodeForCausalLM", "multi_query": False, "tie_word_embeddings": True},
     "gptj": {"architecture": "GPTJForCausalLM"},
     "opt": {"architecture": "OPTForCausalLM"},
+    "opt_before": {"architecture": "OPTForCausalLM", "do_layer_norm_before": True, "word_embed_proj_dim": 90},
     "opt_plain": {
         "architecture": "OPTForCausalLM",
         "enable_bias": False,
         "layer_norm_elementwise_affine": False,
+        "do_layer_norm_before": True,
+        "word_embed_proj_dim": None,
         "activation_function": "gelu",
         "tie_word_embeddings": True,
     },

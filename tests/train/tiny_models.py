@@ -97,7 +97,13 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "gpt_bigcode": {**_IDS, "n_inner": 88, "layer_norm_epsilon": 1e-4},
     "gptj": {**_IDS, "n_inner": 88, "layer_norm_epsilon": 1e-4, "rotary_dim": 6, "activation_function": "gelu_new"},
-    "opt": {**_IDS, "ffn_dim": 88, "activation_function": "relu"},
+    "opt": {
+        **_IDS,
+        "ffn_dim": 88,
+        "activation_function": "relu",
+        "do_layer_norm_before": False,
+        "word_embed_proj_dim": 22,
+    },
     "falcon": {
         **_IDS,
         "activation": "gelu",

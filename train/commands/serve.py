@@ -119,7 +119,7 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
         args.max_seconds,
         threading.Lock(),
         args.pooling or pooling_of(opened.folder),
-        opened.config.hidden_size,
+        opened.config.table_width,
         _facts(opened),
     )
 

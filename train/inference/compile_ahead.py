@@ -118,7 +118,7 @@ def _with_slots(
     if found is None:
         return None
     _, dry = found
-    each = max(dry.host_memory().peak_bytes - 2 * model.vocab_size * model.hidden_size, 1) / count
+    each = max(dry.host_memory().peak_bytes - 2 * model.vocab_size * model.table_width, 1) / count
 
     def planned(more: int) -> tuple[Placing, Any] | None:
         return _fitting(placing._replace(slots=least + more), limit, run_dry)

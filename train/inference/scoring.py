@@ -73,7 +73,7 @@ def score(model: Model, ids: Sequence[int], top: int = 0) -> Scored:
     Raises:
         UnusableResult: logits are not finite.
     """
-    device, n, width = model.device, len(ids), model.config.hidden_size
+    device, n, width = model.device, len(ids), model.config.table_width
     document = Document(np.array(ids, np.int32), np.ones(n, np.bool_), "")
     row = make_batch([[document]], 1, -(-n // ROW_STEP) * ROW_STEP)
     inputs = whole_inputs(model, row.ids, row.positions, row.doc_start)

@@ -242,12 +242,9 @@ class GptBigCodeFile(Gpt2File, kw_only=True):
 
 
 class OptFile(LearnedPositionsFile, kw_only=True):
-    """Keys of OPT."""
+    """Keys of OPT. Of OPT 350M alone, do_layer_norm_before is false, and embeddings are narrower than the stream."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "do_layer_norm_before": (True,),  # of OPT 350M alone it is false
-        "_remove_final_layer_norm": (None, False),
-    }
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"_remove_final_layer_norm": (None, False)}
     dropouts: ClassVar[Mapping[str, float]] = {"dropout": 0.1, "attention_dropout": 0.0, "layerdrop": 0.0}
     vocab_size: Vocabulary = 50_272
     hidden_size: Width = 768
@@ -258,29 +255,31 @@ class OptFile(LearnedPositionsFile, kw_only=True):
     word_embed_proj_dim: Width | None = None
     enable_bias: bool = True
     layer_norm_elementwise_affine: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.word_embed_proj_dim not in (None, self.hidden_size):
-            raise ValueError(f"word_embed_proj_dim must be hidden_size; got {self.word_embed_proj_dim}")
+    do_layer_norm_before: bool = True
 
     def variant(self) -> dict[str, Any]:
         """Return the `ModelConfig` fields of OPT (arXiv 2205.01068)."""
+        width, norms = self.word_embed_proj_dim, ("self_attn_layer_norm", "final_layer_norm")
+        before, after = (norms, ("", "")) if self.do_layer_norm_before else (("", ""), norms)
         return {
             **super().variant(),
             "rms_norm_eps": 1e-5,
             "norm_weight": self.layer_norm_elementwise_affine,
+            "norms_stream": not self.do_layer_norm_before,
+            "embedding_width": 0 if width in (None, self.hidden_size) else width,
             "intermediate_size": self.ffn_dim,
             "position_table": "model.embed_positions",
             "position_offset": 2,
             "o_proj": "self_attn.out_proj",
             "up_proj": "fc1",
             "down_proj": "fc2",
-            "attention_norm": "self_attn_layer_norm",
-            "mlp_norm": "final_layer_norm",
+            "attention_norm": before[0],
+            "mlp_norm": before[1],
+            "attention_out_norm": after[0],
+            "mlp_out_norm": after[1],
             "qkv_bias": self.enable_bias,
             "o_bias": self.enable_bias,
             "mlp_bias": self.enable_bias,
-            "final_norm": "model.final_layer_norm",
+            "final_norm": "model.final_layer_norm" if self.do_layer_norm_before else "",
             "file_names": (("model.", ("model.decoder.", "decoder.")),),
         }

@@ -147,7 +147,7 @@ class Model(Attention):
 
     # ---- whole passes ------------------------------------------------------------------------
     def hidden(self, inputs: Inputs, cache: KVCache | None = None, balance: Balance | None = None) -> Tensor:
-        """Return the output of the final norm, [N, C]. balance: gets the routers' logits and choices."""
+        """Return the head's input, [N, E]. balance: gets the routers' logits and choices."""
         self._balance = balance
         if self._streamed is not None:
             adapted = self.adapter is not None and any(EXPERTS in module for module in self.adapter.modules)
@@ -172,7 +172,7 @@ class Model(Attention):
             begin=(lambda index: None) if self._streamed is None else self._streamed.enter,
         )  # fmt: skip
         h = self.config.altup.end(h, project) if self.config.altup else h
-        h = self._normed(self.config.final_norm, h, self.dtype)
+        h = self._to_head(h, inputs)
         return h if self.config.logit_scale == 1 else F.scale(h, self.config.logit_scale)
 
     def loss(self, inputs: Inputs) -> Tensor:

@@ -36,6 +36,8 @@ class ModelConfig:
         attention_norm, mlp_norm: Names within a layer of the norms before attention and MLP.
         attention_out_norm, mlp_out_norm: Names of the norms of their outputs, "" for none.
         norms_dense_out: Whether layers without experts have mlp_out_norm too.
+        norms_stream: Whether these norms are of the stream, with the output added, instead.
+        embedding_width: Width of embeddings and head, which projections lead from and to; 0: hidden_size.
         layer_norm: Whether norms, except those of heads, are LayerNorm. rms_norm_eps is their epsilon too.
         norm_weight, norm_bias: Whether norms have weights, and LayerNorm biases.
         norm_offset: Number to add to the norms' weights in files.
@@ -121,6 +123,8 @@ class ModelConfig:
     mlp_norm: str = field(default="post_attention_layernorm", repr=False)
     mlp_out_norm: str = field(default="", repr=False)
     norms_dense_out: bool = field(default=True, repr=False)
+    norms_stream: bool = field(default=False, repr=False)
+    embedding_width: int = field(default=0, repr=False)
     norm_offset: float = field(default=0.0, repr=False)
     embedding_scale: float = field(default=1.0, repr=False)
     score_scale: float = field(default=0.0, repr=False)
@@ -201,6 +205,11 @@ class ModelConfig:
     def in_peft(self) -> str:
         """Prefix of the decoder's modules in transformers, and so in PEFT."""
         return MULTIMODAL[self.text_of].in_peft if self.text_of else FAMILIES[self.architecture].in_peft
+
+    @property
+    def table_width(self) -> int:
+        """Width of embeddings and of the head's input."""
+        return self.embedding_width or self.hidden_size
 
     def heads_of(self, layer: int) -> int:
         return self.heads[layer] if self.heads else self.num_attention_heads

@@ -17,6 +17,7 @@ from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.stacks import parts_of, stack_of
+from wgrad.train.model.weights import PROJECT_IN, PROJECT_OUT
 
 
 class Parts:
@@ -89,11 +90,13 @@ class Parts:
         Args:
             prefix: Path of the layer.
             module: Path of the projection within the layer.
-            norm: Path of the norm of the projection's output, or "".
+            norm: Path of the norm of the projection's output, or of the sum (`norms_stream`); "": none.
             last: Whether the sum is only the layer's output, which a recomputation does not need.
             scale: Factor of the projection's output, in addition to the family's `residual_scale`.
         """
         scale *= self.config.residual_scale
+        if self.config.norms_stream:
+            return self._normed(prefix + norm, self._linear(prefix + module, x, inputs, residual=h), np.float32)
         if not norm and scale == 1:
             return self._linear(prefix + module, x, inputs, residual=h, unread=last and is_recomputing())
         y = self._linear(prefix + module, x, inputs)
@@ -104,11 +107,18 @@ class Parts:
         return F.add(h, y)
 
     def _with_positions(self, h: Tensor, inputs: Inputs) -> Tensor:
-        """Add the embeddings of positions, if there are any, to those of tokens, h [N, C]."""
+        """Return the stream: embeddings of tokens [N, E], projected if need be, and those of positions, if any."""
+        if self.config.embedding_width:
+            h = F.cast(self._linear(PROJECT_IN, F.cast(h, self.dtype), inputs), np.float32)
         if not self.config.position_table:
             return h
         table, first = self._tensor(f"{self.config.position_table}.weight"), self.config.position_offset
         return F.add(h, F.embedding(table[first:] if first else table, inputs.positions, dtype=np.float32))
+
+    def _to_head(self, h: Tensor, inputs: Inputs) -> Tensor:
+        """Return the input of the head [N, E]: the normed stream, projected if need be."""
+        h = self._normed(self.config.final_norm, h, self.dtype) if self.config.final_norm else F.cast(h, self.dtype)
+        return self._linear(PROJECT_OUT, h, inputs) if self.config.embedding_width else h
 
     def _tensor(self, name: str) -> Tensor:
         """Return a weight as a Tensor."""

@@ -12,6 +12,7 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.per_layer import NORM, OUT_NORM, PROJECTION, TABLE
 
 EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
+PROJECT_IN, PROJECT_OUT = "model.project_in", "model.project_out"  # between embeddings, the stream and the head
 LAYER_SCALE = "layer_scalar"
 XIELU = ("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n")  # parameters of the activation
 CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}  # constants of the activation, equal in all models
@@ -90,6 +91,9 @@ def outer_projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
     found = config.altup.outer(config.hidden_size) if config.altup else {}
     if config.per_layer is not None:
         found[PROJECTION] = (config.num_hidden_layers * config.per_layer.width, config.hidden_size)
+    if config.embedding_width:
+        found[PROJECT_IN] = (config.hidden_size, config.embedding_width)
+        found[PROJECT_OUT] = (config.embedding_width, config.hidden_size)
     return found
 
 
@@ -147,7 +151,7 @@ def whole_modules(config: ModelConfig) -> WholeModules:
     Each has the shapes of its weights by our names. As in PEFT, a head that is tied to the embedding is a separate
     module here.
     """
-    table = (config.vocab_size, config.hidden_size)
+    table = (config.vocab_size, config.table_width)
     bias = {HEAD_BIAS: (config.vocab_size,)} if config.head_bias else {}
     return {config.embedding: {EMBEDDING: table}, HEAD.removesuffix(".weight"): {HEAD: table, **bias}}
 
@@ -159,7 +163,7 @@ def whole_in_peft(modules: WholeModules) -> dict[str, str]:
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     """Return all tensors of the model, in the order in which layers use them."""
-    specs = [WeightSpec(EMBEDDING, (config.vocab_size, config.hidden_size), "embedding")]
+    specs = [WeightSpec(EMBEDDING, (config.vocab_size, config.table_width), "embedding")]
     if (own := config.per_layer) is not None:
         specs.append(WeightSpec(TABLE, (own.vocabulary, config.num_hidden_layers * own.width), "embedding"))
         specs.append(WeightSpec(f"{NORM}.weight", (own.width,), "norm"))
@@ -172,7 +176,7 @@ def weight_specs(config: ModelConfig) -> list[WeightSpec]:
         specs.extend(_layer_specs(config, layer))
     specs.extend(_norm(config, config.final_norm))
     if not config.tie_word_embeddings:
-        specs.append(WeightSpec(HEAD, (config.vocab_size, config.hidden_size), "head"))
+        specs.append(WeightSpec(HEAD, (config.vocab_size, config.table_width), "head"))
     if config.head_bias:
         specs.append(WeightSpec(HEAD_BIAS, (config.vocab_size,), "bias"))
     return specs
@@ -185,8 +189,8 @@ def constants(config: ModelConfig) -> dict[str, float]:
 
 
 def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
-    """Yield the weight and bias, if any, of a norm of the residual stream."""
-    if not config.norm_weight:
+    """Yield the weight and bias, if any, of a norm of the residual stream. module: its path; "": there is none."""
+    if not config.norm_weight or not module:
         return
     yield WeightSpec(f"{module}.weight", (config.hidden_size,), "norm", config.norm_offset)
     if config.layer_norm and config.norm_bias:

@@ -89,7 +89,7 @@ def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: 
     projections = kept_projections(config, model)
     of_layers = recomputed * sum(projection_bytes(config, model, projections))
     of_layers += kept_gate_up(config, model) * gate_up_bytes(config, model)
-    head = 2.0 * tokens * model.hidden_size * model.vocab_size
+    head = 2.0 * tokens * model.table_width * model.vocab_size
     trained = 3 if config.full else 2
     again = recomputed * again - 2.0 * model.hidden_size * of_layers / itemsize
     seconds = (layers * trained * matmul + again) / (rates.matmul if config.quantize else rates.dense)

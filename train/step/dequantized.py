@@ -89,7 +89,7 @@ def candidates(model: ModelConfig, recomputed: int) -> list[Candidate]:
         last = module.endswith(model.down_proj)  # a recomputation does not need its output
         found.append(Candidate(parts, elements, _uses(module, 0 if last else recomputed)))
     head = EMBEDDING if model.tie_word_embeddings else HEAD
-    found.append(Candidate((head,), model.vocab_size * model.hidden_size, 0, dense=True))
+    found.append(Candidate((head,), model.vocab_size * model.table_width, 0, dense=True))
     for module, shape in expert_modules(model).items():
         found.append(Candidate((module,), int(np.prod(shape)), _uses(module, recomputed), shape[0]))
     return sorted(found, key=lambda candidate: -candidate.worth)

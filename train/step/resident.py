@@ -40,7 +40,7 @@ def keeps_head(resident: int, model: ModelConfig) -> bool:
 
 def head_bytes(resident: int, model: ModelConfig) -> int:
     """Return the bytes of a head that stays."""
-    return 2 * model.vocab_size * model.hidden_size if keeps_head(resident, model) else 0
+    return 2 * model.vocab_size * model.table_width if keeps_head(resident, model) else 0
 
 
 def layer_bytes(host_bytes: float, model: ModelConfig) -> float:
