@@ -30,7 +30,10 @@ SWITCHES = (
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_bias", "use_qkv_bias", "use_parallel_residual", "bias"),
     *("use_post_norm", "multi_query", "parallel_attn", "scale_attn_weights", "enable_bias", "use_sandwich_norm"),
     *("use_attention_gate", "rope_interleave", "mamba_rms_norm", "mamba_norm_before_gate", "linear_allow_neg_eigval"),
+    *("qk_layernorm", "use_qk_norm", "scale_attn_by_inverse_layer_idx"),
 )
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu")
+SAME_ACTIVATION = ("OlmoHybrid", "Qwen3_5", "Qwen3Next", "GraniteMoeHybrid", "Bamba", "FalconH1", "Mamba2", "Apertus")
 
 
 def without_experts() -> list[str]:
@@ -69,12 +72,16 @@ def changes(rng: Random, name: str) -> dict[str, Any]:
     found |= {key: rng.choice((1e-3, 1e-6)) for key in ("rms_norm_eps", "layer_norm_eps", "norm_eps") if key in keys}
     found |= {"pad_token_id": None}  # whose row has no gradient in torch
     found["vocab_size"] = rng.choice((97, 203))
+    if not name.startswith(SAME_ACTIVATION):
+        acts = ("hidden_act", "hidden_activation", "activation_function", "activation")
+        found |= dict.fromkeys([key for key in acts if key in config], rng.choice(ACTIVATIONS))
     if config.get("sliding_window"):
         found["sliding_window"] = rng.choice(WINDOWS)
     if "layer_types" in config and isinstance(config["layer_types"], list):
         found["layer_types"] = rng.sample(config["layer_types"], len(config["layer_types"]))
     if name != "Mamba2ForCausalLM":  # which has neither
-        found["max_position_embeddings"] = rng.choice((24, 64, 256))
+        least = 64 if parse_model_config(config).position_table else 24  # a table has a row for each token
+        found["max_position_embeddings"] = rng.choice((least, 64, 256))
         if config.get("rope_theta"):
             found |= {"rope_theta": rng.choice((50.0, 1e4, 1e6)), "rope_scaling": rope(rng, name)}
     return found
