@@ -5,33 +5,28 @@ python -m tests.family_table
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import gguf
 
+from tests.families.table import FAMILY_ROWS
 from wgrad.device.formats.frozen_weight import gguf_formats
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_mix import MIXES
 from wgrad.train.model.multimodal import MULTIMODAL
 
-# Families without GGUF because llama.cpp has no such architecture.
-NOT_THERE = {
-    **dict.fromkeys(("AXK1", "Cwm", "FlexOlmo", "Flint", "GPTJ", "GPTNeo", "Kolibri1", "Lfm3"), "not in llama.cpp"),
-    **dict.fromkeys(("NanoChat", "OlmoHybrid", "OPT", "VaultGemma"), "not in llama.cpp"),
-    **{name.removesuffix("ForCausalLM"): f"llama.cpp {own.no_gguf}" for name, own in FAMILIES.items() if own.no_gguf},
-}
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- {}: written by `python -m tests.family_table` -->\n", "<!-- end of {} -->\n"
 
 
-def families(cases: dict[str, int]) -> str:
-    """Return a row for each family. cases: compared configurations (logits, loss, gradients) by architecture."""
+def families() -> str:
+    """Return a row for each family, with the number of configurations compared (logits, loss, gradients)."""
     rows = ["| family | architecture | configurations compared | GGUF |", "| --- | --- | --- | --- |"]
     for name, family in sorted(FAMILIES.items(), key=lambda item: title(item[0]).lower()):
         names = [family.gguf, *dict(family.gguf_others).values()]
-        there = ", ".join(f"`{name}`" for name in names) if family.gguf else NOT_THERE[name.removesuffix("ForCausalLM")]
-        rows.append(f"| {title(name)} | `{name}` | {cases[name]} | {there} |")
+        without = f"llama.cpp {family.no_gguf}" if family.no_gguf else "not in llama.cpp"
+        there = ", ".join(f"`{name}`" for name in names) if family.gguf else without
+        rows.append(f"| {title(name)} | `{name}` | {len(FAMILY_ROWS[name].cases)} | {there} |")
     return "\n".join(row.replace("|  |", "| |") for row in rows) + "\n"
 
 
@@ -68,15 +63,9 @@ def title(name: str) -> str:
     return FAMILIES[name].title or name.removesuffix("ForCausalLM")
 
 
-def counted(tables: list[dict[str, dict[str, object]]]) -> dict[str, int]:
-    """Configurations of each architecture. tables: CASES of tests, by a name of their own."""
-    found = Counter(str(case.get("architecture", "LlamaForCausalLM")) for cases in tables for case in cases.values())
-    return {name: found[name] for name in FAMILIES}
-
-
-def page(text: str, cases: dict[str, int]) -> str:
+def page(text: str) -> str:
     """The page with its tables as they must be."""
-    for name, table in {"families": families(cases), "multimodal": multimodal(), "formats": formats()}.items():
+    for name, table in {"families": families(), "multimodal": multimodal(), "formats": formats()}.items():
         begin, end = BEGIN.format(name), END.format(name)
         before, _, rest = text.partition(begin)
         text = before + begin + "\n" + table + "\n" + end + rest.partition(end)[2]
@@ -84,6 +73,4 @@ def page(text: str, cases: dict[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    from tests.train.test_oracle_model import CASES
-
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), counted([CASES])), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tests.families.table import CASES, FAMILY_ROWS
+
 _SIZES = r"\d+(?:x\d+)+|(?<![A-Za-z_\d])\d+"  # 41x123 and 41, but not the numbers in words such as float16 or q4_0
 
 
@@ -108,6 +110,32 @@ class Without:
 
 
 @dataclass(frozen=True)
+class Families:
+    """Chooses by the rows of families (tests/families), and all sets that name none.
+
+    subject: what `Row.in_test_all` calls the test, or `Row.in_test` if `make test` runs few families (few).
+    """
+
+    subject: str
+    few: bool = False
+
+    def chosen(self, names: Sequence[str]) -> set[str]:
+        return {name for name in names if self._is_chosen(name.partition("[")[2].rstrip("]").split("-"))}
+
+    def _is_chosen(self, words: Sequence[str]) -> bool:
+        case = next((word for word in words if word in CASES), "")
+        row = FAMILY_ROWS.get(next((word for word in words if word in FAMILY_ROWS), CASES.get(case, ("",))[0]))
+        if row is None:
+            return True
+        if self.few:
+            return any(f"{self.subject} {word}" in row.in_test for word in words)
+        later = bool(case) and case != next(iter(row.cases))
+        subjects = (self.subject, *(("cases",) if later else ()))
+        left = {f"case {case}", *subjects, *(f"{subject} {word}" for subject in subjects for word in words)}
+        return not left & row.in_test_all
+
+
+@dataclass(frozen=True)
 class InTurn:
     """Chooses one of the sets that differ only after the last `-`: the first of the first group, and so on in turn.
 
@@ -133,13 +161,6 @@ class InTurn:
         return usual[i % len(usual)]
 
 
-# Families whose features other families of the table have too.
-_ALIKE = (
-    "(Ministral|Cwm|SeedOss|Exaone4|HyperCLOVAX|VaultGemma|Ernie4_5|InternLM3|IQuestCoder|Arcee|Jais2|Nemotron|Glm4"
-    "|Bamba|CohereFor|FalconH1|Qwen3_5Moe|Dots1|SolarOpen|Gemma4Unified|DeepseekV3|MiniCPM3|HunYuanMoE|ExaoneMoe|FlexOlmo|HYV3|Laguna|Flint|Kolibri1"
-    "|AXK1|Cohere2Moe|Youtu|Mistral4|Mellum|GraniteMoeSWA|Llama4|GPTNeo|GPTBigCode|GPTJ|OPTFor)"
-)
-
 # Epilogues do not depend on the format, and NF4 has cases of all.
 _EPILOGUES_OF_Q8_0 = r"\[linear_q8_0(_backward)?/(bias|residual|rows? epilogue|mixed|float)"
 # The other kind of kernel has these: GEMMs plan their dtypes before they choose it, and share what is added to sums.
@@ -154,7 +175,7 @@ _OF_SOFTWARE = (  # left out on a GPU's tiles
     r"|\[linear_cross_entropy/(softcap|per target|all ignored|loss only|mixed|bias loss only|bfloat16 weight|bias rows)"
 )
 
-SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
+SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn | Families] = {
     # WGSL kernels: all operators, variants and formats stay.
     "tests/wgsl/test_gemm.py::test_tiled_kernels_are_within_the_limits": Types(
         Odd(),
@@ -252,11 +273,9 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/hip/test_training.py::test_greedy_is_the_likeliest_token": Evenly(1),
     "tests/hip/test_training.py::test_nothing_grows": Evenly(2),
     # Runs: one set of each subject stays.
-    "tests/train/test_oracle_experts.py::test_the_load_balancing_loss_is_that_of_transformers": Without(
-        "wgpu-(Mixtral|Olmoe|Qwen3)|cpu-MiniMax|Laguna|Flint"
-    ),
-    "tests/train/test_oracle_experts.py::test_files_of_transformers_and_ours_are_read_by_both": Without(
-        r"\[(AXK1|ExaoneMoe|HunYuanMoE|HYV3|Laguna|Flint|Afmoe|Cohere2Moe|FlexOlmo|GraniteMoeSWA)"
+    "tests/train/test_oracle_experts.py::test_the_load_balancing_loss_is_that_of_transformers": Families("balance"),
+    "tests/train/test_oracle_experts.py::test_files_of_transformers_and_ours_are_read_by_both": Families(
+        "expert files"
     ),
     "tests/train/test_oracle_experts.py::test_ten_steps_on_few_bits_have_the_losses_of_peft": Without("GptOss"),
     "tests/train/test_oracle_experts.py::test_experts_of_few_bits_in_gguf_train_as_they_are_stored": Without(
@@ -299,39 +318,18 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     ),
     "tests/train/test_oracle_files.py::test_weights_in_fp8_are_read_as_in_transformers": Without(r"\[blocks\]"),
     # Model families: logits and gradients of each; of other tests, one family for each feature in which they differ.
-    "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient_equal_transformers": Without(
-        r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|granite_moe"
-        r"|axk1|flex_olmo|afmoe|lfm2_moe|youtu|mistral4|mellum|llama4|hunyuan|hy3|laguna|flint|kolibri1|jais2|nemotron|falcon|gpt_neo|gpt2_|gpt_bigcode|gptj|opt|glm4|cohere|olmo|qwen3_next|qwen3_5_moe|dots1|ernie4_5_moe|gemma4_|deepseek)"
-        r"|(hyperclovax|seed_oss|granite4|falcon_h1|exaone4|deepseek_v[23]|cohere2_moe|lfm2_moe|lfm3|llama4|laguna|flint|kolibri1)_\w+\]|(gemma4_unified|bamba|deepseek_v3|glm4_moe_lite|minicpm3|falcon_one_norm|falcon_sequential|gpt_neox_sequential)\]"
+    "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient_equal_transformers": Families("logits"),
+    "tests/train/test_oracle_float64.py::test_loss_and_every_gradient_equal_transformers_in_float64": Families(
+        "float64", few=True
     ),
-    "tests/train/test_oracle_float64.py::test_loss_and_every_gradient_equal_transformers_in_float64": Without(
-        r"^(?!.*\[(qwen3_5|minicpm3|phi3_longrope|gpt_oss|nemotron_h .*)\])"
-    ),
-    "tests/train/test_oracle_greedy.py::test_greedy_text_is_that_of_transformers": Without(
-        r"^(?!.*\[(mistral|gemma4|laguna|qwen3_5|falcon_h1|deepseek_v3)\])"
-    ),
-    "tests/train/test_oracle_adapter.py::test_eight_steps_have_the_losses_of_transformers": Without(
-        r"^(?!.*(NanoChat\w+-full|Apertus\w+-nf4|GlmFor\w+-nf4))"
-    ),
-    "tests/train/test_oracle_adapter.py::test_peft_loads_our_adapter_and_we_load_what_it_saves": Without(
-        rf"\[wgpu-({_ALIKE}|Afmoe|Lfm2Moe|Lfm3|Phimoe|Apertus|Deepseek|Gemma(4|3n)|Glm|GptOss|GraniteMoe|Olmo|Cohere2|Helium|HunYuan|NanoChat|Qwen3Next)|{_ALIKE}"
-        "|GraniteMoe(Shared)?For"
-    ),
-    "tests/train/test_oracle_merge.py::test_onto_the_original_is_what_peft_merges": Without(
-        rf"{_ALIKE}|Gemma4|OlmoFor|GlmFor|NanoChat|HunYuan|Helium|Cohere2|GptOss|GraniteMoe\w*For"
-    ),
-    "tests/train/test_model.py::test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence": Without(
-        rf"(?!NemotronH|FalconH1){_ALIKE}|\[wgpu-(Afmoe|Lfm2Moe|Phimoe|Apertus|FalconH1|Deepseek|Gemma(4|3n)|Glm|GptOss|GraniteMoe|Olmo|Cohere2|HunYuan|Qwen3Next)|GraniteMoeShared"
-    ),
-    "tests/train/test_oracle_merge_gguf.py::test_llama_cpp_computes_what_we_do": Without(
-        rf"(?!FalconH1|Laguna){_ALIKE}|MiniMax|Deepseek|HunYuan|Helium|GlmFor|Apertus|GraniteMoe(Hybrid|Shared)|Qwen2Moe|Qwen3Next|Qwen3_5"
-    ),
-    "tests/train/test_oracle_gguf_adapter.py::test_llama_cpp_computes_what_we_do": Without(
-        rf"(?!FalconH1){_ALIKE}|MiniMax|HunYuan|Cohere2|OlmoFor|GlmFor|Helium|Qwen2Moe|Gemma3n"
-    ),
-    "tests/train/test_oracle_gguf_alone.py::test_the_model_is_the_one_that_was_written": Without(
-        rf"(?!NemotronH){_ALIKE}|HunYuan"
-    ),
+    "tests/train/test_oracle_greedy.py::test_greedy_text_is_that_of_transformers": Families("greedy", few=True),
+    "tests/train/test_oracle_adapter.py::test_eight_steps_have_the_losses_of_transformers": Families("steps", few=True),
+    "tests/train/test_oracle_adapter.py::test_peft_loads_our_adapter_and_we_load_what_it_saves": Families("peft"),
+    "tests/train/test_oracle_merge.py::test_onto_the_original_is_what_peft_merges": Families("merge"),
+    "tests/train/test_model.py::test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence": Families("cache"),
+    "tests/train/test_oracle_merge_gguf.py::test_llama_cpp_computes_what_we_do": Families("gguf merge"),
+    "tests/train/test_oracle_gguf_adapter.py::test_llama_cpp_computes_what_we_do": Families("gguf adapter"),
+    "tests/train/test_oracle_gguf_alone.py::test_the_model_is_the_one_that_was_written": Families("gguf alone"),
     "tests/train/test_gemma4.py::test_what_is_kept_for_the_backward_changes_no_bit": Without("wgpu"),
     "tests/train/test_gemma4.py::test_greedy_text_is_that_of_transformers": Without("Gemma"),
     "tests/train/test_oracle_multimodal.py::test_text_parts_of_other_models_take_and_give_peft_adapters": Without(

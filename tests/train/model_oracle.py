@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
+from tests.families.table import FAMILY_ROWS
 from tests.tools import oracle_package
 from tests.train.conftest import distance
 from tests.train.exact_delta_net import exact_delta_net
-from tests.train.tiny_models import BEGINNINGS, as_in_files
+from tests.train.tiny_models import as_in_files
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.load_weights import load_trainable, load_untrained
 from wgrad.train.model.model import Model
@@ -29,7 +30,9 @@ torch = oracle_package("torch")
 transformers = oracle_package("transformers")
 ROWS, TOKENS = 2, 23
 CORRECTION = ("e_score_correction_bias", "expert_bias")
-OFFSET = ("GemmaRMS", "Gemma2", "Gemma3RMS", "VaultGemma", "Qwen3_5", "Qwen3Next")  # norms whose files hold weight - 1
+NORMS_OF_ONE = tuple(row.norms_of_one for row in FAMILY_ROWS.values() if row.norms_of_one)
+LAYER_NORMS = tuple(row.layer_norms for row in FAMILY_ROWS.values() if row.layer_norms)
+EAGER = {FAMILIES[name].model_type for name, row in FAMILY_ROWS.items() if row.eager}
 
 
 def batch(vocab: int, tokens: int = TOKENS, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +53,7 @@ def exact_norms(model: Any) -> Any:
         eps = getattr(self, "variance_epsilon", None) or getattr(self, "eps", 1e-5)  # OLMo's is in its code
         centered = x if name.endswith("RMSNorm") else x - x.mean(-1, keepdim=True)
         weight = getattr(self, "weight", None)
-        scale = 1 if weight is None else weight + name.startswith(OFFSET)
+        scale = 1 if weight is None else weight + name.startswith(NORMS_OF_ONE)
         return scale * (centered * torch.rsqrt(centered.pow(2).mean(-1, keepdim=True) + eps))
 
     def gated(self: Any, x: Any, gate: Any) -> Any:
@@ -65,7 +68,7 @@ def exact_norms(model: Any) -> Any:
     for module in model.modules():
         if hasattr(module, "group_size") or hasattr(module, "norm_before_gate"):
             module.forward = gated.__get__(module)
-        if type(module).__name__.endswith(("RMSNorm", "OlmoLayerNorm", "Cohere2LayerNorm", "CohereLayerNorm")):
+        if type(module).__name__.endswith(("RMSNorm", *LAYER_NORMS)):
             module.forward = forward.__get__(module)
     return model
 
@@ -89,18 +92,7 @@ def exact() -> Iterator[None]:
 def load_oracle(folder: Path) -> Any:
     """Load transformers' model in float32. It takes as long as a forward and a backward."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    eager = config.model_type in (
-        "gemma2",
-        "vaultgemma",
-        "flint",
-        "granite_swa",
-        "granitemoe_swa",
-        "gpt_oss",
-        "gptj",
-        "gpt_neo",
-        "mamba2",
-    )  # which have no other
-    config._attn_implementation = "eager" if eager else "sdpa"
+    config._attn_implementation = "eager" if config.model_type in EAGER else "sdpa"
     config._experts_implementation = "eager"  # the only one in float64
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.float32).eval()
     state = {n: torch.tensor(np.array(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
@@ -134,11 +126,12 @@ def oracle(model: Any, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tupl
 
 
 def own_name(name: str) -> str:
-    """Return our name of a weight of transformers' model. Nemotron-H's and Mamba-2's embeddings have other names."""
-    for ours, theirs in sorted(chain(*BEGINNINGS.values()), key=lambda names: -len(names[1])):
+    """Return our name of a weight of transformers' model."""
+    pairs = {pair for row in FAMILY_ROWS.values() for pair in row.names}
+    for ours, theirs in sorted(pairs, key=lambda pair: -len(pair[1])):
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
-    return name.replace("backbone.", "model.").replace("model.embeddings.", "model.embed_tokens.")
+    return name
 
 
 def full_model(folder: Path, device: Device, positions: int = 64) -> tuple[Model, FlatParameters]:

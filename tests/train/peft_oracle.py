@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.families.table import FAMILY_ROWS
 from tests.tools import oracle_package
 from tests.train.model_oracle import own_name
 from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.data.packing import Batch, Step
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.lora import LoraConfig, init_lora, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_inputs import Inputs
@@ -28,6 +30,7 @@ transformers = oracle_package("transformers")
 peft = oracle_package("peft")
 Values = Callable[[Any, Any], np.ndarray]
 TOKENS = 24
+TURNED = {FAMILIES[name].model_type: row.turned for name, row in FAMILY_ROWS.items()}
 NAMES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -93,10 +96,11 @@ def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> A
 
 
 def as_theirs(model: Any, value: Any, shape: Any) -> Any:
-    """Return our weight in transformers' layout: [..., in, out] in GPT-2, and for experts of gpt-oss and Llama 4."""
-    if model.config.model_type == "gpt2":
+    """Return our weight in transformers' layout: in some families [..., in, out]."""
+    turned = TURNED.get(model.config.model_type)
+    if turned == 2:
         return value.T
-    if model.config.model_type in ("gpt_oss", "llama4_text") and len(shape) == 3:
+    if turned == len(shape) == 3:
         return value.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
     return value.reshape(shape)
 

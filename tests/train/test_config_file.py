@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.families.table import FAMILY_ROWS
 from tests.fuzz.values import mutate_json
 from tests.train.tiny_models import tiny_config
 from wgrad.device.errors import WgradError
@@ -203,154 +204,15 @@ def test_a_token_is_multiplied_with_experts_of_the_width_of_latents() -> None:
     assert used_weights(latent) - used_weights(plain) == chosen * (22 - latent.hidden_size) + into_and_back
 
 
-# Keys that no family builds, or this one does not, with values that ask for them.
+# Keys that no family builds, with values that ask for them.
 NOWHERE = {"use_cla": True, "alibi": True, "use_mla": True, "add_cross_attention": True, "num_kv_shared_layers": 2}
-NOT_BUILT: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"clip_qkv": 8.0, "num_experts": 4, "final_logit_softcapping": 30.0, "q_lora_rank": 8},
-    "GemmaForCausalLM": {"use_bidirectional_attention": True, "hidden_act": "mish"},
-    "Ministral3ForCausalLM": {"attn_logit_softcapping": 5.0, "position_embedding_type": "nope"},
-    "CwmForCausalLM": {"layer_types": ["chunked_attention"] * 2, "partial_rotary_factor": 0.5},
-    "SeedOssForCausalLM": {"clip_qkv": 8.0, "hidden_act": "xielu"},
-    "Exaone4ForCausalLM": {"sliding_window_pattern": "LLLG", "num_experts": 8},
-    "HyperCLOVAXForCausalLM": {"num_local_experts": 8, "final_logit_softcapping": 3.0},
-    "VaultGemmaForCausalLM": {
-        "use_bidirectional_attention": True, "partial_rotary_factor": 0.5, "hidden_activation": "mish",
-    },
-    "Ernie4_5ForCausalLM": {"moe_num_experts": 64, "use_qk_norm": True, "hidden_act": "mish"},
-    "HeliumForCausalLM": {"partial_rotary_factor": 0.5, "clip_qkv": 1.0},
-    "InternLM3ForCausalLM": {"bias": True, "attention_bias": True, "num_experts": 8},
-    "IQuestCoderForCausalLM": {"clip_qkv": 8.0, "use_sliding_window": True},
-    "GraniteMoeHybridForCausalLM": {
-        "layer_types": ["attention", "conv"], "position_embedding_type": "alibi",
-    },
-    "NemotronHForCausalLM": {
-        "hybrid_override_pattern": "M*-X", "mamba_hidden_act": "gelu", "ssm_state_size": 257, "mamba_num_heads": 7,
-        "layers_block_type": ["rnn"], "n_group": 4, "topk_group": 4, "mlp_hidden_act": "mish",
-    },
-    "FalconH1ForCausalLM": {
-        "mamba_d_head": 5, "mlp_multipliers": [1.0], "ssm_multipliers": [1.0], "hidden_act": "xielu",
-    },
-    "BambaForCausalLM": {
-        "mamba_d_head": 5, "z_loss_coefficient": 0.1, "time_step_limit": [1], "hidden_act": "gelu_pytorch_tanh",
-        "mamba_d_state": 257, "mamba_n_heads": 7,
-    },
-    "Mamba2ForCausalLM": {
-        "head_dim": 5, "n_groups": 4, "state_size": 257, "hidden_act": "gelu", "time_step_limit": [2, 1],
-        "attn_layer_idx": [1], "d_intermediate": 8, "conv_kernel": 9,
-    },
-    "GraniteSWAForCausalLM": {"layer_rope_theta": [1.5], "layer_types": ["conv"] * 2, "num_local_experts": 4},
-    "HunYuanDenseV1ForCausalLM": {"use_qk_norm": False, "mlp_bias": True, "num_experts": 16},
-    "ArceeForCausalLM": {"partial_rotary_factor": 0.5, "hidden_act": "mish"},
-    "Jais2ForCausalLM": {"partial_rotary_factor": 0.5},
-    "NemotronForCausalLM": {"hidden_act": "mish", "partial_rotary_factor": 1.5},
-    "GlmForCausalLM": {"use_qk_norm": True, "n_routed_experts": 8},
-    "Glm4ForCausalLM": {"use_qk_norm": True, "hidden_act": "mish"},
-    "CohereForCausalLM": {"partial_rotary_factor": 0.5},
-    "Cohere2ForCausalLM": {"use_qk_norm": True, "num_experts": 8, "layer_types": ["conv", "full_attention"]},
-    "ApertusForCausalLM": {"qk_norm": False, "post_norm": True, "mlp_bias": True, "hidden_act": "mish"},
-    "NanoChatForCausalLM": {"attn_logit_softcapping": 5.0, "num_experts": 8},
-    "Lfm2ForCausalLM": {"conv_bias": True, "layer_types": ["conv", "mamba"], "num_experts": 8},
-    "Lfm2MoeForCausalLM": {"conv_bias": True, "layer_types": None, "num_experts_per_tok": 6},
-    "HunYuanMoEV1ForCausalLM": {
-        "moe_topk": [2, 1], "moe_intermediate_size": 36, "num_shared_expert": [2, 2], "use_qk_norm": False,
-        "num_experts": [5, 4], "moe_layer_num_skipped": 1,
-    },
-    "ExaoneMoeForCausalLM": {"mlp_layer_types": ["dense", "conv"], "n_group": 4, "layer_types": ["conv"] * 2},
-    "HYV3ForCausalLM": {
-        "qk_norm": False, "route_norm": False, "moe_router_use_sigmoid": False, "mlp_layer_types": ["dense", "conv"],
-        "first_k_dense_replace": 2, "num_shared_experts": 0,
-    },
-    "FlintForCausalLM": {"layer_types": ["conv"] * 2, "sliding_window": None, "num_experts_per_tok": 6},
-    "Kolibri1ForCausalLM": {"layer_types": ["conv"] * 2, "sliding_window": None, "num_experts_per_tok": 6},
-    "LagunaForCausalLM": {
-        "gating": "per-layer", "gating_types": ["per-head", "per-element"], "num_attention_heads_per_layer": [4, 5],
-        "mlp_only_layers": [1], "moe_router_logit_softcapping": 30.0, "moe_apply_router_weight_on_input": True,
-        "norm_topk_prob": False, "swa_attention_sink_enabled": True, "mlp_layer_types": ["dense"],
-    },
-    "AfmoeForCausalLM": {"score_func": "softmax", "route_norm": False, "n_group": 2, "layer_types": ["conv"] * 2},
-    "Cohere2MoeForCausalLM": {
-        "expert_selection_fn": "top", "shared_expert_combination_strategy": "max", "mlp_layer_types": ["dense"],
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-    },
-    "Lfm3ForCausalLM": {"conv_bias": True, "layer_types": ["conv", "mamba", "conv"], "sliding_window": None},
-    "Llama4ForCausalLM": {
-        "num_experts_per_tok": 2, "router_jitter_noise": 0.1, "no_rope_layers": [1],
-        "layer_types": ["sliding_attention"] * 2,
-    },
-    "YoutuForCausalLM": {"num_key_value_heads": 2, "v_head_dim": 17, "num_experts": 8},
-    "GraniteMoeSWAForCausalLM": {"layer_rope_theta": [1.5], "layer_types": ["conv"] * 2, "clip_qkv": 8.0},
-    "MellumForCausalLM": {"mlp_layer_types": ["dense", "conv"], "layer_types": ["conv"] * 2, "num_mtp_layers": 2},
-    "PhimoeForCausalLM": {
-        "num_experts_per_tok": 3,
-        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0] * 6, "short_mscale": 1.2},
-    },
-    "FlexOlmoForCausalLM": {"num_experts_per_tok": 6, "clip_qkv": 8.0},
-    "Glm4MoeForCausalLM": {"n_group": 4, "topk_group": 4, "kv_lora_rank": 8},
-    "Dots1ForCausalLM": {"n_group": 2.5, "layer_types": ["conv"] * 2, "topk_group": 5},
-    "DeepseekV2ForCausalLM": {
-        "scoring_func": "sigmoid", "norm_topk_prob": True, "moe_layer_freq": 2, "topk_method": "noaux_tc",
-        "num_key_value_heads": 2, "v_head_dim": 17, "qk_rope_head_dim": 5, "partial_rotary_factor": 0.5,
-    },
-    "DeepseekV3ForCausalLM": {
-        "scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 2, "n_group": 4, "topk_group": 4,
-        "num_key_value_heads": 2, "v_head_dim": 17, "partial_rotary_factor": 0.5,
-    },
-    "AXK1ForCausalLM": {
-        "scoring_func": "softmax", "moe_layer_freq": 0, "q_lora_rank": None, "mlp_layer_types": ["dense"],
-        "num_key_value_heads": 2, "v_head_dim": 17, "partial_rotary_factor": 0.5,
-    },
-    "Glm4MoeLiteForCausalLM": {
-        "scoring_func": "softmax", "mlp_layer_types": ["dense"], "first_k_dense_replace": 2, "topk_group": 4,
-        "num_key_value_heads": 2, "v_head_dim": 17, "partial_rotary_factor": 0.5,
-    },
-    "Mistral4ForCausalLM": {
-        "num_key_value_heads": 2, "v_head_dim": 17, "topk_group": 4, "head_dim": 12, "kv_lora_rank": 0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 9.0, "partial_rotary_factor": 0.5},
-    },
-    "MiniMaxM2ForCausalLM": {
-        "scoring_func": "softmax", "use_qk_norm": False, "shared_intermediate_size": 8,
-    },
-    "MiniCPM3ForCausalLM": {"num_key_value_heads": 2, "v_head_dim": 17, "num_experts": 8, "clip_qkv": 8.0},
-    "Ernie4_5_MoeForCausalLM": {"moe_norm_min": 0.1, "moe_gate": "top2", "moe_layer_interval": 0},
-    "OlmoHybridForCausalLM": {"layer_types": ["full_attention"] * 2, "linear_key_head_dim": 512, "clip_qkv": 8.0},
-    "Qwen3NextForCausalLM": {"attn_output_gate": False, "use_sliding_window": True, "layer_types": ["conv"] * 2},
-    "Qwen3_5MoeForCausalLM": {"norm_topk_prob": False, "mlp_only_layers": [0], "decoder_sparse_step": 2},
-    "Gemma3nForCausalLM": {
-        "num_kv_shared_layers": 4, "altup_active_idx": 1, "altup_correct_scale": False, "intermediate_size": [88, 72],
-        "activation_sparsity_pattern": [0.5], "partial_rotary_factor": 0.5, "hidden_size_per_layer_input": 0,
-        "hidden_activation": "mish",
-    },
-    "Gemma4ForCausalLM": {
-        "enable_moe_block": True, "num_kv_shared_layers": 4, "use_bidirectional_attention": "all",
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "global_head_dim": 513,
-        "per_layer_config": {"1": {"head_dim": 16}}, "partial_rotary_factor": 0.5, "hidden_activation": "mish",
-    },
-    "Gemma4UnifiedForCausalLM": {"hidden_size_per_layer_input": 8, "per_layer_config": {"1": {"sliding_window": 16}}},
-    "GPTNeoXForCausalLM": {"head_dim": 10, "rotary_pct": 0.3, "hidden_act": "mish", "num_experts": 8},
-    "GPT2LMHeadModel": {
-        "activation_function": "mish", "n_embd": 0, "num_experts": 8,
-    },
-    "GPTNeoForCausalLM": {
-        "attention_layers": ["global"], "attention_types": [[["global", "strided"], 1]], "hidden_size": 50,
-        "activation_function": "mish", "num_experts": 8,
-    },
-    "GPTJForCausalLM": {"rotary_dim": 5, "activation_function": "mish", "n_embd": 0, "num_experts": 8},
-    "OPTForCausalLM": {
-        "do_layer_norm_before": 0, "word_embed_proj_dim": 0, "_remove_final_layer_norm": True, "hidden_size": 50,
-    },
-    "FalconForCausalLM": {
-        "parallel_attn": False, "num_ln_in_parallel_attn": 3, "activation": "mish", "partial_rotary_factor": 0.5,
-        "apply_residual_connection_post_layernorm": True,
-    },
-    "OlmoForCausalLM": {"partial_rotary_factor": 0.5, "num_experts": 8},
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_what_is_not_built_is_refused_by_its_key(architecture: str, make_config: Config) -> None:
     raw = make_config(architecture)
     parse_model_config(raw)
-    for key, value in (NOWHERE | NOT_BUILT.get(architecture, {})).items():
+    for key, value in {**NOWHERE, **FAMILY_ROWS[architecture].refused}.items():
         with pytest.raises(WgradError, match=rf"^config.json: .*{key}.* (must|is not supported)") as caught:
             parse_model_config(raw | {key: value})
         assert len(str(caught.value)) < 300
@@ -641,16 +503,12 @@ def test_infinity_as_python_writes_it(make_checkpoint: Any, tmp_path: Path) -> N
         load_model_config(folder)
 
 
-# Families whose layers are all dense if a file has 0 experts.
-MAY_HAVE_NO_EXPERTS = {f"{name}ForCausalLM" for name in ("Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe", "Flint")}
-
-
 @pytest.mark.parametrize("name", sorted(name for name in FAMILIES if issubclass(FAMILIES[name].keys, ExpertsFile)))
 def test_no_experts_make_all_layers_dense_or_are_refused(name: str) -> None:
     keys = FAMILIES[name].keys
     assert issubclass(keys, ExpertsFile)
     config = tiny_config(name) | dict.fromkeys(keys.count_keys, 0)
-    assert keys.may_be_none == (name in MAY_HAVE_NO_EXPERTS)
+    assert keys.may_be_none == FAMILY_ROWS[name].may_have_no_experts
     if keys.may_be_none:
         assert parse_model_config(config).experts is None
     else:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.families.common import GEMMA4_EXPERTS
 from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
-from tests.train.tiny_models import GEMMA4_EXPERTS
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.families.table import FAMILY_ROWS
 from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import ALL, restored, write_gguf
 from tests.train.nf4_writer import nf4_arrays, save_nf4_checkpoint
@@ -250,7 +251,7 @@ def test_eight_steps_have_the_losses_of_transformers(
     architecture: str, how: str, make_checkpoint: Any, cpu: Device, tmp_path: Path
 ) -> None:
     """They train an adapter on NF4 weights, or all parameters. Losses agree within float32's rounding."""
-    more: dict[str, Any] = {"tie_word_embeddings": architecture.startswith("Gemma"), "pad_token_id": None}
+    more: dict[str, Any] = {"tie_word_embeddings": FAMILY_ROWS[architecture].tied, "pad_token_id": None}
     if "linear_key_head_dim" in tiny_config(architecture):  # whose outputs of first tokens, near 0, norms make large
         more["rms_norm_eps"] = 1e-2
     folder = make_checkpoint(architecture, **more)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
+from tests.families.common import GEMMA4_EXPERTS
+from tests.families.table import FAMILY_ROWS, of_families
 from tests.train.conftest import distance, write_checkpoint
 from tests.train.gguf_base import write_base
 from tests.train.llama_cpp_oracle import log_probabilities, their_log_probabilities
@@ -29,7 +31,7 @@ from tests.train.peft_oracle import (
     torch,
     transformers,
 )
-from tests.train.tiny_models import GEMMA4_EXPERTS, tiny_config
+from tests.train.tiny_models import tiny_config
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Device
@@ -59,25 +61,7 @@ GRANITE = "GraniteMoeForCausalLM"
 GEMMA4 = "Gemma4ForCausalLM"
 NEMOTRON = "NemotronHForCausalLM"
 FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS, GRANITE, GEMMA4, NEMOTRON)
-# Whose files have names of their own.
-OWN_NAMES = tuple(
-    f"{name}ForCausalLM"
-    for name in (
-        "AXK1",
-        "Lfm2Moe",
-        "ExaoneMoe",
-        "HunYuanMoEV1",
-        "HYV3",
-        "Flint",
-        "Kolibri1",
-        "Laguna",
-        "Afmoe",
-        "Cohere2Moe",
-        "FlexOlmo",
-        "Phimoe",
-        "GraniteMoeSWA",
-    )
-)
+FILES = [name for name, row in FAMILY_ROWS.items() if row.files_of_experts]
 CHANGES = {GEMMA4: {**GEMMA4_EXPERTS, "tie_word_embeddings": True}, NEMOTRON: {"moe_latent_size": 22}}
 UNGATED = ("experts.up_proj", "experts.down_proj")
 QWEN3 = {"norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}
@@ -104,7 +88,7 @@ def frozen(folder: Path, device: Device, adapter: Path | None = None) -> np.ndar
     return our_logits(build_frozen(config, folder, device, positions=64, adapter=name, quantize=False), random_ids())
 
 
-@pytest.mark.parametrize("architecture", [*FAMILIES, *OWN_NAMES, "OlmoHybridForCausalLM"])
+@pytest.mark.parametrize("architecture", FILES)
 def test_files_of_transformers_and_ours_are_read_by_both(
     architecture: str, make_checkpoint: Any, tmp_path: Path
 ) -> None:
@@ -115,9 +99,7 @@ def test_files_of_transformers_and_ours_are_read_by_both(
     """
     folder, device = make_checkpoint(architecture, **CHANGES.get(architecture, {})), ReferenceDevice()
     wanted = their_logits(save_each(folder, tmp_path / "saved"), random_ids())
-    whole = {"OlmoHybridForCausalLM": ".v_conv1d.", GPT_OSS: ".experts.down_proj", GRANITE: ".output_linear."}
-    whole[GEMMA4] = whole["GraniteMoeSWAForCausalLM"] = ".experts.down_proj"
-    part = whole.get(architecture, ".experts.4.")
+    part = FAMILY_ROWS[architecture].files_of_experts
     assert any(part in name for name in read_entries(tmp_path / "saved/model.safetensors", ""))
     assert distance(frozen(tmp_path / "saved", device), wanted) < 1e-5
     adapter = tmp_path / "adapter"
@@ -493,13 +475,7 @@ def test_biases_of_experts_do_not_decay(make_checkpoint: Any, cpu: Device) -> No
     assert built.parameters.decay_elements == sum(-(-math.prod(spec.shape) // ALIGN) * ALIGN for spec in decayed)
 
 
-BALANCED = [("MixtralForCausalLM", {}), ("OlmoeForCausalLM", {}), ("Qwen3MoeForCausalLM", QWEN3), (GPT_OSS, {})]
-BALANCED += [
-    ("LagunaForCausalLM", {}),
-    ("FlintForCausalLM", {}),
-    ("MiniMaxM2ForCausalLM", {}),
-    ("Ernie4_5_MoeForCausalLM", {"moe_layer_start_index": 0}),
-]  # whose choice has a correction
+BALANCED = of_families(lambda row: () if row.balanced is None else (row.balanced,))
 
 
 @pytest.mark.parametrize(("architecture", "changes"), BALANCED)

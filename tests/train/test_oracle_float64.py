@@ -13,11 +13,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from tests.families.common import UNGROUPED_LATENTS
+from tests.families.table import CASES, FAMILY_ROWS
 from tests.tools import oracle_package
 from tests.train import model_oracle
 from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
 from tests.train.model_oracle import batch, exact_norms, full_model, load_oracle, make_inputs, oracle
-from tests.train.test_oracle_model import CASES, UNGROUPED_LATENTS
 from tests.train.tiny_models import as_in_files
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor
@@ -29,22 +30,12 @@ torch = oracle_package("torch")
 
 # transformers has numbers of these in float32: multipliers of Mamba-2, DeepSeek V2's rotation, factors of positions,
 # constants of Gemma 3n, tables of angles of GPT-J. And gelu_fast has a constant of 10 digits.
-ROUNDED = (
-    "deepseek_v2",
-    "deepseek_v2_lite",
-    "falcon_h1",
-    "falcon_h1_no_norm",
-    "falcon_h1_norm_first",
-    "gemma3n",
-    "gpt_neox_sequential",
-    "gptj",
-    "ministral3",
-)
-MORE = {
-    f"nemotron_h {pattern}": {"architecture": "NemotronHForCausalLM", "hybrid_override_pattern": pattern}
+ROUNDED = {case for row in FAMILY_ROWS.values() for case in row.rounded}
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    f"nemotron_h {pattern}": ("NemotronHForCausalLM", {"hybrid_override_pattern": pattern})
     for pattern in ("ME-*E", "E-M*E")  # experts before and behind Mamba-2
 }
-MORE["nemotron_h latents"] = {"architecture": "NemotronHForCausalLM", **UNGROUPED_LATENTS}
+MORE["nemotron_h latents"] = ("NemotronHForCausalLM", UNGROUPED_LATENTS)
 
 
 def exact_model(model: Any) -> Any:
@@ -86,10 +77,10 @@ def exact_model(model: Any) -> Any:
 def test_loss_and_every_gradient_equal_transformers_in_float64(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = dict({**CASES, **MORE}[case])
-    if "rope_parameters" in options:  # transformers 5 writes this instead of rope_theta
-        options["rope_theta"] = None
-    config = tiny_config(options.pop("architecture", "LlamaForCausalLM"), **options)
+    architecture, changes = {**CASES, **MORE}[case]
+    if "rope_parameters" in changes:  # transformers 5 writes this instead of rope_theta
+        changes = changes | {"rope_theta": None}
+    config = tiny_config(architecture, **changes)
     values = {n: (np.round(4096 * w) / 4096).astype(w.dtype) for n, w in random_weights(config, 0).items()}
     folder = write_checkpoint(tmp_path / "model", config, values, "float32", 1)
     device, parsed = ReferenceDevice(), load_model_config(folder)

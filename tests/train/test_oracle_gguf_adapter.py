@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import wgrad.train.model.gguf_adapter as gguf_adapter
+from tests.families.table import FAMILY_ROWS
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_base import write_base
-from tests.train.llama_cpp_oracle import EXTRA, GELU, IN_GGUF, SIZES, log_probabilities, their_log_probabilities
+from tests.train.llama_cpp_oracle import IN_GGUF, SIZES, in_llama_cpp, log_probabilities, their_log_probabilities
 from tests.train.peft_oracle import our_logits, random_adapter, random_ids
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
@@ -46,10 +47,7 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, np.ndarray, np.ndarray]
     """
 
     def make(architecture: str, lora: LoraConfig) -> tuple[Path, np.ndarray, np.ndarray]:
-        # llama.cpp ends if Llama 4 has no layer that sees all tokens.
-        all_layers = architecture in ("Gemma4ForCausalLM", "Llama4ForCausalLM", "LagunaForCausalLM")
-        layers = {} if all_layers or "layer_rope_theta" in EXTRA.get(architecture, {}) else {"num_hidden_layers": 2}
-        raw = tiny_config(architecture, **SIZES | EXTRA.get(architecture, {}) | layers)
+        raw = in_llama_cpp(architecture, **FAMILY_ROWS[architecture].adapted_layers)
         weights = random_weights(raw)
         folder, adapter = write_checkpoint(tmp_path / "model", raw, weights), tmp_path / "adapter"
         config = load_model_config(folder)
@@ -80,7 +78,7 @@ def test_llama_cpp_computes_what_we_do(architecture: str, kind: str, adapted: An
     assert f"wrote {out}" in capsys.readouterr().out
     without, theirs = (their_log_probabilities(tmp_path / "base.gguf", random_ids(), name) for name in (None, out))
     limit = 2e-4 + 2 * np.abs(without - plain).max()  # its GELU is a table in float16
-    assert limit < (0.02 if architecture.startswith(GELU) else 0.001)
+    assert limit < (0.02 if FAMILY_ROWS[architecture].gelu_table else 0.001)
     assert np.abs(theirs - ours).max() < limit
     assert np.array_equal(plain, ours) if kind == "zero" else np.abs(plain - ours).max() > 10 * limit
 

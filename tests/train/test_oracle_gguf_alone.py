@@ -22,19 +22,13 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from tests.families.common import LLAMA3_32
+from tests.families.table import of_families
 from tests.train.conftest import SENTENCES, VOCAB, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import permuted
-from tests.train.llama_cpp_oracle import (
-    EXTRA,
-    HYBRID,
-    HYBRID_EXPERTS,
-    IN_GGUF,
-    SIZES,
-    log_probabilities,
-    their_log_probabilities,
-)
+from tests.train.llama_cpp_oracle import IN_GGUF, SIZES, in_llama_cpp, log_probabilities, their_log_probabilities
 from tests.train.peft_oracle import our_logits, random_adapter, random_ids
-from tests.train.tiny_models import GEMMA4_EXPERTS, as_in_files, name_in_files
+from tests.train.tiny_models import as_in_files, name_in_files
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
@@ -60,14 +54,6 @@ from wgrad.train.step.find_model import find_model
 
 pytestmark = pytest.mark.oracle
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-KNOWN = LLAMA3 | {"original_max_position_embeddings": 8192}
-OWN = LLAMA3 | {"original_max_position_embeddings": 32}
-LINEAR = {"rope_type": "linear", "factor": 3.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-FACTORS = {"short_factor": [1.5] * 6, "long_factor": [1.5, 2.0, 3.0, 4.5, 7.0, 9.0], "attention_factor": 1.25}
-LONGROPE: dict[str, Any] = {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 16}
-LONGROPE |= {"rope_scaling": {"rope_type": "longrope", **FACTORS}}
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
 TEXTS = ["the early bird", " two  spaces\n\nand lines", "it's 1234 o'clock, ça và?", "日本 🦊<|end|>x", ""]
 
@@ -83,7 +69,7 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     """Return written(architecture, **config), which writes a checkpoint, and its GGUF file in another folder."""
 
     def make(architecture: str = "LlamaForCausalLM", **changes: Any) -> tuple[Path, Path]:
-        raw = tiny_config(architecture, **(SIZES | EXTRA.get(architecture, {}) | changes))
+        raw = in_llama_cpp(architecture, **changes)
         weights = random_weights(raw)
         folder = write_checkpoint(tmp_path / "model", raw, weights)
         names = {"tokenizer_class": "TokenizersBackend", "eos_token": "<|end|>", "chat_template": TEMPLATE}
@@ -104,20 +90,7 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     return make
 
 
-CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
-CASES += [("LlamaForCausalLM", {"rope_scaling": rope, "rope_theta": 500_000.0}) for rope in (KNOWN, OWN, LINEAR)]
-CASES += [("StableLmForCausalLM", {"use_parallel_residual": False, "qk_layernorm": False})]
-CASES += [("Starcoder2ForCausalLM", {"use_bias": False})]
-NEOX = {"use_parallel_residual": False, "rotary_emb_base": 500.0, "attention_bias": False}
-CASES += [("GPTNeoXForCausalLM", NEOX)]
-CASES += [("GPTBigCodeForCausalLM", {"multi_query": False, "tie_word_embeddings": True})]
-CASES += [("FalconForCausalLM", {"num_ln_in_parallel_attn": 1, "layer_norm_epsilon": 1e-3})]
-CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS), ("Gemma3ForCausalLM", {"sliding_window": None})]
-NEMOTRONS: tuple[dict[str, Any], ...] = ({"hybrid_override_pattern": "M*-M"}, {"moe_latent_size": 40})
-CASES += [("NemotronHForCausalLM", changes) for changes in NEMOTRONS]
-CASES += [("GraniteMoeHybridForCausalLM", HYBRID | experts) for experts in ({}, HYBRID_EXPERTS)]
-CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE | {"tie_word_embeddings": True})]
-CASES += [("LlamaForCausalLM", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True})]
+CASES = of_families(lambda row: ({}, *row.gguf_cases, *row.read_gguf), IN_GGUF)
 
 
 @pytest.mark.parametrize(("architecture", "changes"), CASES)
@@ -125,7 +98,7 @@ def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[
     beside, path = written(architecture, **changes)
     folder = find_model(str(path))
     theirs, ours = load_model_config(beside), load_model_config(folder)
-    own = changes.get("rope_scaling") == OWN  # by the tensor of its factors, then
+    own = changes.get("rope_scaling") == LLAMA3_32  # by the tensor of its factors, then
     others = {"llama": "LlamaForCausalLM", "granite": "GraniteForCausalLM", "gemma4": "Gemma4ForCausalLM"}
     other = others.get(theirs.gguf)
     expected = replace(theirs, rope=ours.rope)
@@ -476,7 +449,7 @@ def put_in_place(path: Path, data: bytes) -> None:
 
 def test_another_file_of_the_same_size_and_time_is_another_model(written: Any) -> None:
     """Its metadata and the factors of its rotary embedding, which are a tensor, tell them apart."""
-    _, path = written("LlamaForCausalLM", rope_scaling=OWN, rope_theta=500_000.0)
+    _, path = written("LlamaForCausalLM", rope_scaling=LLAMA3_32, rope_theta=500_000.0)
     found = [find_model(str(path))]
     data = path.read_bytes()
     put_in_place(path, data.replace(b"m.role }}: ", b"m.role }}= "))
@@ -510,7 +483,7 @@ def split_by_gguf(path: Path, folder: Path, tensors: int, empty_first: bool = Fa
 @pytest.mark.parametrize("empty_first", [False, True])
 def test_a_split_file_is_one_model(written: Any, tmp_path: Path, empty_first: bool) -> None:
     """Any part, the folder, and the files next to a config.json give the same logits to the bit."""
-    _, path = written(rope_scaling=OWN)
+    _, path = written(rope_scaling=LLAMA3_32)
     parts = split_by_gguf(path, tmp_path / "parts", 7, empty_first)
     assert len(parts) > 2
     found = {find_model(str(place)) for place in (*parts, tmp_path / "parts")}

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.families.table import CASES, FAMILY_ROWS
 from tests.train.conftest import VOCAB
 from tests.train.model_oracle import load_oracle, torch
-from tests.train.test_oracle_model import CASES
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.inference.generation import Decoder, generate_ids
 from wgrad.train.model.load_config import load_model_config
@@ -23,20 +23,8 @@ from wgrad.train.step.build import build_frozen
 pytestmark = pytest.mark.oracle
 
 LENGTHS = (3, 11, 19)  # of prompts; windows are of 7 or 9 tokens
-LONGER = {"llama4": (3, 58, 75)}  # attends in chunks, of 64 tokens at least
 TOKENS = 13
 APART = 1e-3  # of the range of logits
-# With a cache, transformers does not clamp Mamba-2's time steps, as it does in whole sequences, and refuses models
-# without attention.
-WITHOUT_CACHE = (
-    "granite4_hybrid", "mamba2", "nemotron_h", "nemotron_h_experts", "nemotron_h_latents", "nemotron_h_ungrouped",
-)  # fmt: skip
-
-# Near caps the largest logits are equal: here they are far from them. And texts are longer than Llama 4's lengths.
-OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("gemma2", "vaultgemma", "nanochat"), {"final_logit_softcapping": 400.0}),
-    "llama4": {"attention_chunk_size": 64, "floor_scale": 16},
-}
 
 
 def greedy(model: Any, prompt: list[int], use_cache: bool) -> tuple[list[int], np.ndarray]:
@@ -75,12 +63,14 @@ def prompts_and_texts(
 
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_text_is_that_of_transformers(case: str, make_checkpoint: Any) -> None:
-    options = CASES[case] | OWN.get(case, {})
-    if "rope_parameters" in options:  # transformers 5 writes this instead of rope_theta
-        options["rope_theta"] = None
-    folder = make_checkpoint(options.pop("architecture", "LlamaForCausalLM"), **options)
-    lengths = LONGER.get(case, LENGTHS)
-    prompts, wanted, logits = prompts_and_texts(load_oracle(folder), lengths, case not in WITHOUT_CACHE)
+    architecture, changes = CASES[case]
+    row = FAMILY_ROWS[architecture]
+    changes = {**changes, **row.in_text.get(case, {})}
+    if "rope_parameters" in changes:  # transformers 5 writes this instead of rope_theta
+        changes["rope_theta"] = None
+    folder = make_checkpoint(architecture, **changes)
+    lengths = row.prompts.get(case, LENGTHS)
+    prompts, wanted, logits = prompts_and_texts(load_oracle(folder), lengths, case not in row.without_cache)
     positions = max(lengths) + TOKENS
     ours = build_frozen(load_model_config(folder), folder, ReferenceDevice(), positions=positions, quantize=False)
     decoder = Decoder(ours, prompts, TOKENS, GREEDY, keep_logits=True)

@@ -12,19 +12,11 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.train.conftest import random_weights, tiny_config, write_checkpoint
-from tests.train.llama_cpp_oracle import (
-    EXTRA,
-    GELU,
-    HYBRID,
-    HYBRID_EXPERTS,
-    IN_GGUF,
-    SIZES,
-    log_probabilities,
-    their_log_probabilities,
-)
+from tests.families.common import HYBRID, LLAMA3_64, YARN_16
+from tests.families.table import FAMILY_ROWS, of_families
+from tests.train.conftest import random_weights, write_checkpoint
+from tests.train.llama_cpp_oracle import IN_GGUF, in_llama_cpp, log_probabilities, their_log_probabilities
 from tests.train.peft_oracle import our_logits, random_adapter, random_ids
-from tests.train.tiny_models import GEMMA4_EXPERTS
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
@@ -46,15 +38,6 @@ LORA = LoraConfig(
     rslora=True,
     target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|query_key_value|up_proj|down_proj|fc2|c_proj|dense_4h_to_h|in_proj)",
 )
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 64, "rope_theta": 100.0}  # fmt: skip
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-LONGROPE: dict[str, Any] = {
-    "partial_rotary_factor": 0.75,
-    "original_max_position_embeddings": 8,  # fewer than the tokens compared: llama.cpp goes by its context
-    "rope_scaling": {"rope_type": "longrope", "short_factor": [1.5] * 6, "long_factor": [1.5, 2.0, 3.0, 4.5, 7.0, 9.0]},
-}
-LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
 TEXT = "It's 12,345 o'clock;\n\n  the harbour. Ünï – ok?<|end|>"
 
 
@@ -63,7 +46,7 @@ def adapted(tmp_path: Path) -> Callable[..., Path]:
     """Return adapted(architecture, **config), which writes an adapter that names a checkpoint, `model` next to it."""
 
     def make(architecture: str = "LlamaForCausalLM", **changes: Any) -> Path:
-        raw = tiny_config(architecture, **(SIZES | EXTRA.get(architecture, {}) | changes))
+        raw = in_llama_cpp(architecture, **changes)
         folder = write_checkpoint(tmp_path / "model", raw, random_weights(raw))
         config = load_model_config(folder)
         arrays = random_adapter(LORA, linear_modules(config))
@@ -104,19 +87,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max())
 
 
-CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
-CASES += [("LlamaForCausalLM", {"rope_scaling": rope}) for rope in (LLAMA3, LINEAR)]
-CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS)]
-FALCON_7B = {"new_decoder_architecture": False, "num_kv_heads": None, "tie_word_embeddings": True}
-NEMOTRONS: tuple[dict[str, Any], ...] = ({"hybrid_override_pattern": "M*-M"}, {"moe_latent_size": 40})
-CASES += [("NemotronHForCausalLM", changes) for changes in NEMOTRONS]
-CASES += [("GraniteMoeHybridForCausalLM", HYBRID | experts) for experts in ({}, HYBRID_EXPERTS)]
-CASES += [("DeepseekV2ForCausalLM", {"q_lora_rank": None, "num_hidden_layers": 27})]  # as llama.cpp knows V2-Lite
-CASES += [("CohereForCausalLM", {"use_qk_norm": True, "num_hidden_layers": 64})]  # from which it has norms of heads
-CASES += [("GPT2LMHeadModel", {"activation_function": "gelu", "tie_word_embeddings": True})]
-CASES += [("GPTNeoXForCausalLM", {"use_parallel_residual": False, "rotary_emb_base": 500.0})]
-CASES += [("FalconForCausalLM", changes) for changes in ({"num_ln_in_parallel_attn": 1}, FALCON_7B)]
-CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE)]
+CASES = of_families(lambda row: ({}, *row.gguf_cases, *row.merged_gguf), IN_GGUF)
 
 
 @pytest.mark.parametrize(("architecture", "changes"), CASES)
@@ -128,14 +99,12 @@ def test_llama_cpp_computes_what_we_do(
     assert merge(adapter, out) == 0
     found, ids = theirs(out)
     wanted = ours(tmp_path / "model", adapter, ids)
-    limit = 0.01 if architecture.startswith(GELU) else 5e-4
+    limit = 0.01 if FAMILY_ROWS[architecture].gelu_table else 5e-4
     assert distance(ours(out, ids=ids), wanted) < 2e-4
     assert distance(found, wanted) < limit
     assert distance(ours(tmp_path / "model", ids=ids), wanted) > 20 * limit
     if "rope_scaling" in changes:
-        (tmp_path / "model/config.json").write_text(
-            json.dumps(tiny_config(architecture, **SIZES | EXTRA.get(architecture, {})))
-        )
+        (tmp_path / "model/config.json").write_text(json.dumps(in_llama_cpp(architecture)))
         assert distance(ours(tmp_path / "model", adapter, ids), wanted) > 20 * limit
 
 
@@ -252,7 +221,7 @@ def test_a_gguf_base_is_named_by_its_file(adapted: Any, tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
 def test_a_gguf_base_keeps_what_its_file_says(architecture: str, adapted: Any, tmp_path: Path) -> None:
-    adapter = adapted(architecture, **({"rope_scaling": LLAMA3} if architecture == "LlamaForCausalLM" else {}))
+    adapter = adapted(architecture, **({"rope_scaling": LLAMA3_64} if architecture == "LlamaForCausalLM" else {}))
     assert merge(adapter, tmp_path / "base", "--quantize", "q8_0") == 0
     words = ("--model", str(tmp_path / "base"), "--onto", "dequantized", "--dtype", "float32")
     assert merge(adapter, tmp_path / "out", *words) == 0
@@ -272,7 +241,7 @@ def test_a_gguf_base_keeps_what_its_file_says(architecture: str, adapted: Any, t
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("changes", [{"head_dim": 24}, {"rope_scaling": LLAMA3}, {"attention_bias": True}])
+@pytest.mark.parametrize("changes", [{"head_dim": 24}, {"rope_scaling": LLAMA3_64}, {"attention_bias": True}])
 @pytest.mark.parametrize("architecture", IN_GGUF)
 def test_what_is_written_can_be_loaded(
     architecture: str, changes: dict[str, Any], adapted: Any, tmp_path: Path, capsys: Any
@@ -319,11 +288,11 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
         ("GemmaForCausalLM", {"tie_word_embeddings": False}, "a tensor lm_head.weight"),
         ("Phi3ForCausalLM", {"sliding_window": 32}, "a sliding window of 32 tokens, which"),
         ("Olmo2ForCausalLM", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic scaling"),
-        ("Olmo3ForCausalLM", {"rope_scaling": {**YARN, "attention_factor": 1.3}}, "yarn scaling"),
+        ("Olmo3ForCausalLM", {"rope_scaling": {**YARN_16, "attention_factor": 1.3}}, "yarn scaling"),
         ("Olmo3ForCausalLM", {"rope_theta": 1e4}, "rotary embeddings of its own in sliding layers"),
         ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 25}, "scores scaled by 0.2,"),
         ("Qwen2ForCausalLM", {"head_dim": 24}, "heads of 24 elements instead of hidden_size / num_attention_heads"),
-        ("Qwen2ForCausalLM", {"rope_scaling": LLAMA3}, "llama3 scaling"),
+        ("Qwen2ForCausalLM", {"rope_scaling": LLAMA3_64}, "llama3 scaling"),
         ("Qwen3ForCausalLM", {"attention_bias": True}, "a tensor model.layers.0.self_attn.q_proj.bias"),
         ("GemmaForCausalLM", {"attention_bias": True}, "a tensor model.layers.0.self_attn.q_proj.bias"),
         (
@@ -432,7 +401,7 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
     ],
 )
 def test_what_llama_cpp_has_otherwise_is_told(architecture: str, changes: dict[str, Any], what: str) -> None:
-    raw = tiny_config(architecture, **SIZES | EXTRA.get(architecture, {}))
+    raw = in_llama_cpp(architecture)
     assert not list(_without_place(parse_model_config(raw)))
     assert what in [said[: len(what)] for said in _without_place(parse_model_config(raw | changes))]
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
+from tests.families.common import GEMMA4_EXPERTS
 from tests.train.conftest import choose_card, discrete_sibling
-from tests.train.tiny_models import GEMMA4_EXPERTS
 from wgrad.device.errors import OutOfMemory, TooLarge
 from wgrad.device.files import TEMPORARY
 from wgrad.device.memory import Block, Pool
