@@ -47,6 +47,11 @@ def ratio(ours: float, peer: float | None) -> str:
     return "–" if peer is None else f"{ours / peer:.2f}"
 
 
+def speed_and_memory(row: Row | None) -> str:
+    """Return tokens/s and the peak in GiB of a step."""
+    return f"{number(row['tokens_per_second'], 4)} in {row['peak_gib']:.3g}" if row else "–"
+
+
 class Losses:
     """Rows where a peer is faster, collected while the tables are made."""
 
@@ -79,15 +84,14 @@ def compute(row: Row) -> str:
 
 
 def train_table(rows: list[Row], losses: Losses) -> list[str]:
-    """Whole QLoRA steps, the peer under each shape."""
+    """Whole QLoRA steps, each next to the peer's."""
     same = ("work", "checkpointing", "batch", "seq_len")
     rows = [{"batch": 1, **row} for row in rows]
     peers = {tuple(r[k] for k in same): r for r in rows if r["stack"] != "wgrad"}
     lines = []
-    for row in rows:
+    for row in (row for row in rows if row["stack"] == "wgrad"):
         peer = peers.get(tuple(row[k] for k in same))
-        own = row["stack"] == "wgrad"
-        if own and peer:
+        if peer:
             what = f"{row['work']}, {compute(row)}"
             whose = f"{peer['stack']}'s ({peer['compute']})"
             losses.add(f"{what}, tokens/s", row["tokens_per_second"], peer["tokens_per_second"], whose)
@@ -95,12 +99,12 @@ def train_table(rows: list[Row], losses: Losses) -> list[str]:
                 losses.lines.append(f"- {what}, peak memory: {row['peak_gib'] / peer['peak_gib']:.2f} times {whose}")
         batch, recomputing = f"{row['batch']} × {row['seq_len']}", recomputed(row)
         lines.append([
-            row["work"], batch, row["stack"], compute(row), recomputing,
+            row["work"], batch, compute(row), recomputing,
             number(row["tokens_per_second"], 4), number(row["ms_per_step"]), number(row.get("peak_gib")),
-            ratio(row["tokens_per_second"], peer["tokens_per_second"]) if own and peer else "–",
+            speed_and_memory(peer), ratio(row["tokens_per_second"], peer["tokens_per_second"]) if peer else "–",
         ])  # fmt: skip
     title = "QLoRA step (NF4, double quantization, r = 16, seven projections)"
-    head = ("model", "batch", "stack", "compute", "checkpointing", "tokens/s", "ms per step", "peak GiB", "ratio")
+    head = ("model", "batch", "compute", "checkpointing", "tokens/s", "ms per step", "peak GiB", "PEFT", "ratio")
     return [f"**{title}**", "", *table(head, lines)]
 
 
@@ -114,10 +118,28 @@ def peers_table(rows: list[Row]) -> str:
         peer = [r for r in here if r["stack"] != "wgrad"]
         found = [next((r for r in own if bool(r["memory_limit"]) == limited), None) for limited in (False, True)]
         found += [next((r for r in peer if r["checkpointing"] == way), None) for way in (True, False)]
-        cells = [f"{number(r['tokens_per_second'], 4)} in {r['peak_gib']:.3g}" if r else "–" for r in found]
+        cells = [speed_and_memory(row) for row in found]
         best = max(r["tokens_per_second"] for r in peer)
         lines.append([work, str(batch), *cells, ratio(found[0]["tokens_per_second"], best) if found[0] else "–"])
     head = ("model", "batch", "wgrad", "in less memory", "Unsloth, checkpointing", "without", "ratio")
+    return "\n".join(table(head, lines))
+
+
+def experts_table(rows: list[Row]) -> str:
+    """Whole steps of mixtures of experts next to PEFT's: tokens/s and peak GiB by batch, and wgrad's over PEFT's."""
+    found = {(r["work"], r["stack"] == "wgrad", r["batch"]): r for r in rows}
+    batches, lines = sorted({batch for *_, batch in found}), []
+    for work in dict.fromkeys(work for work, *_ in found):
+        name, adapted, _ = work.partition(", experts adapted")
+        cells = [name, "attention and experts" if adapted else "attention"]
+        for batch in batches:
+            own, peer = (found.get((work, own, batch)) for own in (True, False))
+            cells += [speed_and_memory(own), speed_and_memory(peer)]
+            cells.append(ratio(own["tokens_per_second"], peer["tokens_per_second"] if peer else None) if own else "–")
+        lines.append(cells)
+    head = ["model", "LoRA on"]
+    for batch in batches:
+        head += [f"batch {batch}: wgrad", "PEFT", "ratio"]
     return "\n".join(table(head, lines))
 
 
@@ -208,9 +230,10 @@ def main() -> int:
     args = parser.parse_args()
     rows, stale = read_rows(args.results), 0
     peers = peers_table([row for row in rows if row["bench"] == "peers"])
+    experts = experts_table([row for row in rows if row["bench"] == "experts_train"])
     pages = {
         "README.md": {"peers": peers},
-        "docs/benchmarks.md": {"peers": peers, "measured": render(rows, short=True)},
+        "docs/benchmarks.md": {"peers": peers, "experts": experts, "measured": render(rows, short=True)},
         "bench/notes/all-rows.md": {"measured": render(rows)},
         "bench/notes/hip.md": {"hip": render_hip(args.results)},
         "docs/reference/gpus.md": {"gpus": gpu_table(sorted(args.results.glob("gpu-*.json")))},
