@@ -20,7 +20,7 @@ from common import Report, time_device
 from wgrad.autograd.bench.cost import product_flop
 from wgrad.autograd.bind import bind
 from wgrad.device.formats.mxfp4 import Mxfp4Array
-from wgrad.device.formats.nf4 import NF4Array
+from wgrad.device.formats.nf4 import NF4Array, dynamic_map
 from wgrad.wgsl.device import WgpuDevice
 
 # Tokens, experts, experts of a token, width of one, hidden size: Qwen3-30B-A3B, OLMoE-1B-7B, Mixtral-8x7B (a quarter).
@@ -43,6 +43,11 @@ def weight_of(device: Any, kind: str, rows: int, columns: int, experts: int) -> 
     codes = np.resize(rng.integers(0, 256, 1 << 20).astype(np.uint8), size // 2)
     if kind == "mxfp4":
         return Mxfp4Array(codes, np.full(size // 32, 122, np.uint8), (rows, columns)).map_arrays(device.upload)
+    if kind == "nf4 double":  # scales are quantized, too
+        scales, outer = np.resize(codes, size // 64), np.full(-(-size // 64 // 256), 0.01, np.float32)
+        offset = np.full(1, 0.04, np.float32)
+        nested = NF4Array(codes, scales, (rows, columns), 64, outer, dynamic_map().copy(), offset)
+        return nested.map_arrays(device.upload)
     absmax = np.resize(rng.random(1 << 16).astype(np.float32), size // 64)
     return NF4Array(codes, absmax, (rows, columns), 64).map_arrays(device.upload)
 
@@ -103,7 +108,7 @@ def main() -> None:
         models = shapes[:3], gpt_oss[:1]
         shapes, gpt_oss = ([(count, *shape[1:]) for count in counts for shape in of] for of in models)
     for shape in shapes:
-        for kind in ("dense", "nf4"):
+        for kind in ("dense", "nf4", "nf4 double"):
             measure(device, report, kind, shape)
     for shape in gpt_oss:
         measure(device, report, "mxfp4", shape)
