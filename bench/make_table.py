@@ -129,7 +129,7 @@ def experts_table(rows: list[Row]) -> str:
     """Whole steps of mixtures of experts next to PEFT's: tokens/s and peak GiB by batch, and wgrad's over PEFT's."""
     found = {(r["work"], r["stack"] == "wgrad", r["batch"]): r for r in rows}
     batches, lines = sorted({batch for *_, batch in found}), []
-    for work in dict.fromkeys(work for work, *_ in found):
+    for work in dict.fromkeys(work for work, own, _ in found if own):
         name, adapted, _ = work.partition(", experts adapted")
         cells = [name, "attention and experts" if adapted else "attention"]
         for batch in batches:
