@@ -32,7 +32,7 @@ from wgrad.train.model.lora import (
     lora_shapes,
     whole_shapes,
 )
-from wgrad.train.model.multimodal import is_beside_text, name_in_peft, namer_of, whole_of
+from wgrad.train.model.multimodal_names import is_beside_text, name_in_peft, namer_of, whole_of
 from wgrad.train.model.weights import EMBEDDING, HEAD, WholeModules, whole_in_peft
 
 WEIGHTS_FILE = "adapter_model.safetensors"

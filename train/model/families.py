@@ -12,6 +12,7 @@ from typing import Any
 
 from wgrad.train.model import delta_net_variants, expert_variants, scored_variants, variants
 from wgrad.train.model.afmoe_keys import AfmoeFile
+from wgrad.train.model.axk1_keys import AxK1File
 from wgrad.train.model.by_heads_keys import FalconFile, GptNeoxFile
 from wgrad.train.model.cohere_moe_keys import Cohere2MoeFile
 from wgrad.train.model.config_file import ConfigFile
@@ -53,7 +54,6 @@ from wgrad.train.model.gemma4_keys import Gemma3nFile, Gemma4File, Gemma4Unified
 from wgrad.train.model.hy3_keys import Hy3File
 from wgrad.train.model.laguna_keys import LagunaFile
 from wgrad.train.model.latent_keys import (
-    AxK1File,
     DeepseekV2File,
     DeepseekV3File,
     Glm4MoeLiteFile,

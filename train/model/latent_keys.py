@@ -26,7 +26,7 @@ from wgrad.train.model.latent_attention import LatentAttention
 from wgrad.train.model.near_llama_keys import check_growth, query_growth
 from wgrad.train.model.scored_keys import ScoredFile, SharedCount
 from wgrad.train.model.scored_variants import scored_experts
-from wgrad.train.model.variants import layer_names
+from wgrad.train.model.variants import llama
 
 _Extra = Annotated[int, Meta(ge=0, le=64)]
 _GROUPED = ("greedy", "group_limited_greedy")  # DeepSeek-V2 chooses among all experts, or within the best groups
@@ -119,6 +119,8 @@ class DeepseekV2File(ScoredFile, kw_only=True):
     n_shared_experts: SharedCount = 2
     norm_topk_prob: bool | None = False
     moe_intermediate_size: Width = 1407
+    use_mla: bool | None = True
+    mlp_layer_types: list[str] | None = None
 
     def __post_init__(self) -> None:
         if self.topk_method not in _GROUPED:
@@ -131,13 +133,28 @@ class DeepseekV2File(ScoredFile, kw_only=True):
         if self.topk_method == _GROUPED[0]:
             self.n_group = self.topk_group = None
         super().__post_init__()
-        _check(self)
+        check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
+        if self.use_mla is False:
+            self.head_dim = None  # transformers takes hidden_size / num_attention_heads, whatever the file says
+        else:
+            _check(self)
+
+    def sparse_layers(self) -> tuple[bool, ...]:
+        """Return for each layer whether it has experts."""
+        if self.mlp_layer_types is not None:
+            return tuple(kind == "sparse" for kind in self.mlp_layer_types)
+        return super().sparse_layers()
 
     def variant(self) -> dict[str, Any]:
-        """Return the `ModelConfig` fields of DeepSeek-V2 (arXiv 2405.04434), which chooses experts by plain softmax."""
+        """Return the `ModelConfig` fields of DeepSeek-V2 (arXiv 2405.04434), which chooses experts by plain softmax.
+
+        Without use_mla, as in DeepSeek-OCR 2, attention is Llama's.
+        """
         experts = scored_experts(self)
         if experts is not None:
             experts = replace(experts, sigmoid=False, correction="", groups_by_best=True)
+        if self.use_mla is False:
+            return {**llama(self), "experts": experts}
         return {**_attention(self, interleaved=True), "mlp_bias": self.mlp_bias, "experts": experts}
 
 
@@ -182,45 +199,6 @@ class DeepseekV3File(ScoredFile, kw_only=True):
         """Return the `ModelConfig` fields of DeepSeek-V3 (arXiv 2412.19437)."""
         extra = {} if self.num_mtp_layers is None else {"extra_layers": self.num_mtp_layers}
         return {**_attention(self, bool(self.rope_interleave)), "experts": scored_experts(self), **extra}
-
-
-class AxK1File(DeepseekV3File, kw_only=True):
-    """Keys of A.X K1. transformers reads no `topk_method`: released files have no corrections of scores."""
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"scoring_func": (None, "sigmoid")}
-    usual_experts: ClassVar[int] = 192
-    vocab_size: Vocabulary = 163_840
-    num_attention_heads: Count = 64
-    num_key_value_heads: Count = 64
-    max_position_embeddings: Positions = 32_768
-    first_k_dense_replace: Annotated[int, Meta(ge=0)] = 1
-    q_lora_rank: Width = 1536
-    moe_layer_freq: Count = 1
-    mlp_layer_types: list[str] | None = None
-    num_nextn_predict_layers: _Extra | None = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
-
-    def sparse_layers(self) -> tuple[bool, ...]:
-        """Return for each layer whether it has experts."""
-        if self.mlp_layer_types is not None:
-            return tuple(kind == "sparse" for kind in self.mlp_layer_types)
-        first, step = self.first_k_dense_replace, self.moe_layer_freq
-        return tuple(i >= first and i % step == 0 for i in range(self.num_hidden_layers))
-
-    def variant(self) -> dict[str, Any]:
-        """Return the `ModelConfig` fields of A.X K1: DeepSeek-V3 with a norm of the output of layers with experts."""
-        usual, norm = super().variant(), "post_mlp_layernorm"
-        if usual["experts"] is None:
-            return usual
-        return usual | {
-            "experts": replace(usual["experts"], may_be_uncorrected=True),
-            "mlp_out_norm": f"mlp.{norm}",
-            "norms_dense_out": False,
-            "file_names": layer_names(self.num_hidden_layers, {f"mlp.{norm}.": f"{norm}."}),
-        }
 
 
 class Glm4MoeLiteFile(ScoredFile, kw_only=True):

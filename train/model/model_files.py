@@ -41,7 +41,7 @@ from wgrad.train.model.gguf_mamba import check_multipliers
 from wgrad.train.model.gguf_shared_keys import table_of_model
 from wgrad.train.model.linear_files import by_own_names, with_linear, with_transposed
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.multimodal import is_beside_text, text_name
+from wgrad.train.model.multimodal_names import is_beside_text, text_name
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 
 INDEX_FILE, SINGLE_FILE, GGUF = "model.safetensors.index.json", "model.safetensors", ".gguf"

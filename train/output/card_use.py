@@ -9,7 +9,8 @@ from typing import Any
 from wgrad.train.files.decode import read_json
 from wgrad.train.model.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
 from wgrad.train.model.adapter_config import variant_in
-from wgrad.train.model.multimodal import Multimodal, whole_by_name, whole_of
+from wgrad.train.model.multimodal import Multimodal
+from wgrad.train.model.multimodal_names import whole_by_name, whole_of
 
 _CONFIG = "config.json"
 
