@@ -48,6 +48,7 @@ CARD = {
     "int8_products": False,
     "transposes_left": False,
     "few_registers": False,
+    "subgroup_barrier": True,
     "max_binding_bytes": 2_147_483_644,
     "max_buffer_bytes": 4_292_870_144,
     "workgroup_bytes": 49_152,

@@ -81,6 +81,7 @@ fn shuffle_xor(lid: u32, mine: f32, mask: u32) -> f32 {
   workgroupBarrier();
   return other;
 }
+fn wait_of_subgroup() { workgroupBarrier(); }
 fn any_of_lanes(lid: u32, mine: bool) -> bool {
   votes[lid] = f32(u32(mine));
   workgroupBarrier();
@@ -206,7 +207,8 @@ def emulated(text: str, lanes: int) -> str:
         text = text.replace("var<private> my_level: f32;", "var<workgroup> level_of_lane: array<f32, 1024>;")
         text = text.replace("subgroupShuffle(my_level, ", "level_in_lane(")
         text += f"fn level_in_lane(lane: u32) -> f32 {{ return select(1e30, level_of_lane[lane], lane < {lanes}u); }}\n"
-    subgroups = _SUBGROUPS if re.search("subgroup(ShuffleXor|Any)", text) else ""
+    subgroups = _SUBGROUPS if re.search("subgroup(ShuffleXor|Any|Barrier)", text) else ""
+    text = text.replace("subgroupBarrier()", "wait_of_subgroup()")
     text = text.replace("subgroupShuffleXor(", "shuffle_xor(lid, ").replace("subgroupAny(", "any_of_lanes(lid, ")
     if re.search("coop|subgroup[A-Z]", re.sub(r"//.*", "", text)):
         raise ValueError("an operation of subgroups that the emulation does not know")

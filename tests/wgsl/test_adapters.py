@@ -117,3 +117,13 @@ def test_what_is_free_is_the_budget_less_what_is_used(monkeypatch: pytest.Monkey
     for ordinal, handle in ((0, 7), (1, 9)):
         assert vulkan_memory.free_bytes(1, 2, ordinal) == ((24 << 30) - handle - 5 if tells else None)
     assert vulkan_memory.free_bytes(1, 2, 2) is None and vulkan_memory.free_bytes(3, 3, 0) is None
+
+
+def test_barriers_of_subgroups_order_memory_on_nvidias_gpus_alone() -> None:
+    """No specification promises it."""
+    barrier = {"subgroup", adapters.SUBGROUP_BARRIER}
+    assert adapters.SUBGROUP_BARRIER in adapters.WANTED_FEATURES
+    found = [adapters.orders_subgroups(barrier, {"vendor_id": vendor}) for vendor in (0x10DE, 0x1002, 0x8086)]
+    assert found == [True, False, False]
+    assert not adapters.orders_subgroups({"subgroup"}, {"vendor_id": 0x10DE})
+    assert not adapters.orders_subgroups(barrier, {})

@@ -6,6 +6,7 @@ import math
 import re
 import weakref
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,19 @@ def test_pairs_of_subgroups_share_rows(
     assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
 
 
+@pytest.mark.parametrize(
+    "case", [c for c in few_cases() if c.direction == "forward" and "slow" not in c.name], ids=lambda c: c.name
+)
+def test_subgroups_have_their_strips_to_themselves(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    monkeypatch.setattr(matrix_device, "subgroup_barrier", True)
+    own = {"forward": ((0, MatrixRows(4, own_strips=True)),)}
+    monkeypatch.setattr(attention_matrix, "TILES", attention_matrix.TILES | own)
+    assert_case(case, matrix_device)
+    assert matrix_device.launched - _PLAIN == _KERNELS["forward"]
+
+
 def test_stored_gradients_of_scores_give_dq(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One head at a time, all of a batch element, and all give the same bits, whatever their memory held before."""
     plain, tile, before = matrix_device.empty, Tile(32, 32, 8, 8, 8, 4), list[Any]()
@@ -213,8 +227,8 @@ def test_every_column_of_a_head_is_read(width: int) -> None:
 
 
 def test_shapes_get_their_tiles_on_tensor_cores(matrix_device: Any) -> None:
-    def tile(kernel: str, *shape: int, dtype: Any = np.float16, memory: int = 49152, lanes: int = 32) -> Any:
-        return attention_matrix.served(kernel, memory, 256, matrix_device.empty(shape, dtype), lanes=lanes)
+    def tile(kernel: str, *shape: int, dtype: Any = np.float16, memory: int = 49152, **options: Any) -> Any:
+        return attention_matrix.served(kernel, memory, 256, matrix_device.empty(shape, dtype), **options)
 
     def rows(kernel: str, *shape: int, **options: Any) -> Any:
         found = tile(kernel, *shape, **options)
@@ -227,6 +241,10 @@ def test_shapes_get_their_tiles_on_tensor_cores(matrix_device: Any) -> None:
         assert [rows("forward", 4, queries, 32, width, lanes=64) for queries in (255, 256)] == [64, 128]
     assert rows("forward", 4, 1024, 32, 64) == 64
     assert tile("forward", 1, 2048, 32, 128).in_turns and not tile("forward", 1, 2048, 32, 64).in_turns
+    # A subgroup has its strips to itself where its barriers order them.
+    for queries, width, lanes, barrier in product((8191, 8192), (96, 128), (16, 32), (False, True)):
+        own = tile("forward", 1, queries, 32, width, lanes=lanes, subgroup_barrier=barrier).own_strips
+        assert own == (queries == 8192 and width == 128 and lanes == 32 and barrier)
     assert rows("dq", 1, 1024, 32, 64) == 64 and rows("dq", 1, 1024, 32, 128) == 128
     # In pairs, but not few rows of wide heads in dq.
     for kernel, queries, width in (("forward", 16, 32), ("forward", 8192, 128), ("dq", 4096, 64), ("dq", 4096, 128)):

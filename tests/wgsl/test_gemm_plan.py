@@ -262,6 +262,8 @@ def test_intels_gpus_have_few_registers(vendor: int, few: bool) -> None:
 
     device: Any = bind(Card)(PROFILES[1])
     assert Limits.of(device).few_registers == few == Limits.of(device.dry_run()).few_registers
+    device.subgroup_barrier = few
+    assert device.dry_run().subgroup_barrier == few
     tile = MAIN if not few else FEW_REGISTERS
     assert plan(gemm(FORWARD, (F16, F16, F16)), Limits.of(device)).tile == tile
     chosen = attention.plan_of(device, 64)

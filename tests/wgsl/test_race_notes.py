@@ -27,6 +27,7 @@ var<workgroup> votes: array<u32, 1>;
 
 fn own_array() -> u32 { var a = array<u32, 2>(1u, 2u); a[0] = 3u; return a[0]; }
 fn shuffle_xor() { workgroupBarrier(); }
+fn wait_of_subgroup() { workgroupBarrier(); }
 fn store_by_one() { a[0] = 20u; }
 fn store_by_two() { a[0] = 21u; }
 fn left_part() -> u32 { return a[22]; }
@@ -96,6 +97,14 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   y[lid] += both[0];
   workgroupBarrier();
   a[lid] = 18u;
+  workgroupBarrier();
+  a[lid] = 19u;
+  wait_of_subgroup();
+  y[lid] += a[lid ^ 19u];
+  workgroupBarrier();
+  a[lid] = 25u;
+  wait_of_subgroup();
+  y[lid] += a[lid ^ 32u];
 }
 """
 )
@@ -105,6 +114,7 @@ RACES = [
     "a[5] = lid; | a[5] = lid;",
     "a[lid] = 7u; | y[lid] += a[lid ^ 7u];",  # other invocations see storage alone behind a storageBarrier
     "a[lid] = 9u; | y[lid] += a[lid ^ 9u];",  # the emulation's barrier is none of the shader
+    "a[lid] = 25u; | y[lid] += a[lid ^ 32u];",  # of another subgroup
     "vectors[lid] = vec4(11u); | y[lid] += vectors[lid ^ 11u].w;",
     "a[lid] = 12u; | y[lid] += vectors[1][a[lid ^ 12u] & 3u];",
     "a[lid] = 13u; | y[lid] += several[lid][a[lid ^ 13u] & 1u];",
@@ -131,7 +141,7 @@ def test_the_notes_show_each_race_and_no_other(
     (tmp_path / "accesses.wgsl").write_text(SHADER, encoding="utf-8")
     found = noted(SHADER)
     monkeypatch.setattr(wgsl_compile, "assemble", lambda source, constants: noted(source).text)
-    notes = wgpu_device.upload(np.zeros(WORKGROUPS * INVOCATIONS * 97 + 1, np.int32))
+    notes = wgpu_device.upload(np.zeros(WORKGROUPS * INVOCATIONS * 105 + 1, np.int32))
     arrays = [wgpu_device.zeros((INVOCATIONS,), np.uint32), *[None] * (BINDING - 2), notes]
     wgpu_device.launch(str(tmp_path / "accesses"), arrays, [1], (2, 2, 1))
     assert pairs(races(wgpu_device.download(notes), found)) == pairs(RACES)

@@ -17,17 +17,19 @@ from tests.wgsl.matrix_emulation import emulated, with_matrix_units
 from tests.wgsl.shader_files import SHADERS
 from tests.wgsl.workgroup_cases import BY_NAME, CASES, declared, prepare, use_small_tiles
 from tests.wgsl.workgroup_races import BINDING, Noted, noted, races
+from wgrad.wgsl.attention import attention_matrix
+from wgrad.wgsl.attention.attention_matrix import MatrixRows
 from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime.compile import Variant, assemble
 
-_BARRIER = "workgroupBarrier();"
+_BARRIERS = ("workgroupBarrier();", "subgroupBarrier();")
 _GATES = ["delta_rule.inc.wgsl 0", "delta_rule.inc.wgsl 2"]
 # Barriers without which no race is seen, by number in their file.
 _UNSEEN: dict[str, list[str]] = {
     "attention": ["attention.wgsl 6"],  # those of the last keys' values come between
     "attention_decode": ["attention_decode.wgsl 4"],  # one in the loop comes between
     # A subgroup scales and loads its own rows, as it stores them next. A store in parts needs the other one.
-    "attention_matrix": ["attention_matrix.inc.wgsl 2", "attention_matrix.wgsl 4"],
+    "attention_matrix": ["attention_matrix.inc.wgsl 2", "attention_matrix.wgsl 7"],
     "attention_matrix_dq": ["attention_matrix.inc.wgsl 2"],
     # Of those in `highest` and behind the sum of weights, others come before the next use. The last one is needed
     # beyond 65,536 tokens.
@@ -97,7 +99,7 @@ def on(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> Racing:
         lines = []
         for line in read_source(file, constants, tagged=True).splitlines():
             text, tag, of = line.rpartition(" //@")
-            lines.append((text.replace(_BARRIER, "") if of == place else text) if tag else line)
+            lines.append((_without_barrier(text) if of == place else text) if tag else line)
         return "\n".join(lines) + "\n"
 
     def with_notes(source: str, constants: dict[str, Any]) -> str:
@@ -131,17 +133,26 @@ def on(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> Racing:
     return on
 
 
+def _without_barrier(line: str) -> str:
+    for barrier in _BARRIERS:
+        line = line.replace(barrier, "")
+    return line
+
+
 def _barriers(shader: str, on: Racing) -> dict[str, str]:
-    """The barriers of a shader's launched variants by file and number: file and line."""
+    """The barriers of a shader's launched variants by file and number: file and line. Of those with barriers of
+    subgroups where the device has them, otherwise of the others."""
     found: dict[str, str] = {}
     for constants in (dict(variant.constants) for variant in on.noted if variant.shader == shader):
+        if bool(constants.get("SUBGROUP_BARRIER") or constants.get("OWN_STRIPS")) != on.device.subgroup_barrier:
+            continue
         source = wgsl_compile.read_source(f"{shader}.wgsl", constants, tagged=True)
         for line in assemble(source, constants).splitlines():
             text, _, place = line.rpartition(" //@")
-            if _BARRIER in text:
+            if _without_barrier(text) != text:
                 file, _, number = place.partition(":")
                 before = SHADERS[file].splitlines()[: int(number) - 1]
-                found[f"{file} {sum(_BARRIER in other for other in before)}"] = place
+                found[f"{file} {sum(_without_barrier(other) != other for other in before)}"] = place
     return found
 
 
@@ -182,3 +193,28 @@ def test_a_missing_barrier_is_a_race(shader: str, on: Racing, monkeypatch: pytes
     on.without = None
     on.forget(shader)
     assert sorted(unseen) == _UNSEEN.get(shader, [])
+
+
+@pytest.mark.parametrize("shader", [pytest.param("attention_matrix", marks=pytest.mark.all)])
+def test_barriers_of_subgroups_order_what_these_share(shader: str, on: Racing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other subgroup uses what only a barrier of the subgroup orders, and each of those is needed."""
+    monkeypatch.setattr(on.device, "subgroup_barrier", True)
+    own = {"forward": ((0, MatrixRows(4, own_strips=True)),)}
+    monkeypatch.setattr(attention_matrix, "TILES", attention_matrix.TILES | own)
+    _run(shader, on, monkeypatch)
+    assert not {name: found for name, found in on.found.items() if found}
+    places = [place for place in _barriers(shader, on).values() if "subgroupBarrier();" in _line_at(place)]
+    assert places
+    for place in places:
+        on.forget(shader)
+        on.found.clear()
+        on.without = shader, place
+        _run(shader, on, monkeypatch, AssertionError)
+        assert on.found.get(shader), f"no race without the barrier at {place}"
+    on.without = None
+    on.forget(shader)
+
+
+def _line_at(place: str) -> str:
+    file, _, number = place.partition(":")
+    return SHADERS[file].splitlines()[int(number) - 1]

@@ -6,7 +6,8 @@ lacks a barrier can be right on one, and on a GPU now and then wrong. The notes 
 
 Subgroups load and store cooperative matrices as one, which is not the invocation that wrote an element.
 `storageBarrier` orders storage alone: invocations wait for each other, so what was read before may be written behind
-it, but what was written need not be seen. The barriers that the emulation of subgroups needs are none of the shader.
+it, but what was written need not be seen. `subgroupBarrier` orders what invocations of one subgroup do. The barriers
+that the emulation of subgroups needs are none of the shader.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from tests.wgsl.workgroup_poison import ALIAS, ENTRY, Variable, bare, parts, var
 
 BINDING = 40  # of the notes, behind a shader's own
 WORKGROUPS = 2  # of a launch, which take notes: the first
-_BARRIER, _WAIT = 0xFFFFFFFF, 0xFFFFFFFE
+_BARRIER, _WAIT, _OF_ONE = 0xFFFFFFFF, 0xFFFFFFFE, 0xFFFFFFFD
 _SITE_BITS, _PLACE_BITS = 13, 18
 _ASSIGNED = re.compile(r"\s*([-+*/|&^]|<<|>>)?=(?!=)|\+\+|--")
 _COMPONENT = re.compile(r"\.([xyzw])(?!\w)")
 _FUNCTION = re.compile(r"^fn (\w+)\(", re.MULTILINE)
 _LOCAL = re.compile(r"\b(?:let|var|const) (\w+)|\b(\w+)\s*:")
 _OF_SUBGROUP = re.compile(r"left_\w+|store_\w+|load_\w+|right_element")  # functions of the emulation
-_BARRIERS_OF_EMULATION, _ITS_MEMORY = ("shuffle_xor", "any_of_lanes"), "votes"
+_BARRIERS_OF_EMULATION, _ITS_MEMORY = ("shuffle_xor", "any_of_lanes", "wait_of_subgroup"), "votes"
 _HELPERS = """
 @group(0) @binding(BINDING) var<storage, read_write> race_notes: array<u32>;
 var<private> race_next: u32;
@@ -153,6 +154,7 @@ def noted(text: str, lanes: int = 32) -> Noted:
         if name not in _BARRIERS_OF_EMULATION:
             body = body.replace("workgroupBarrier();", f"workgroupBarrier(); race_note({_BARRIER}u);")
             body = body.replace("storageBarrier();", f"storageBarrier(); race_note({_WAIT}u);")
+            body = body.replace("wait_of_subgroup();", f"wait_of_subgroup(); race_note({_OF_ONE}u);")
         own = {name for names in _LOCAL.findall(body) for name in names}
         out, of_subgroup = "", _OF_SUBGROUP.fullmatch(name) is not None
         for piece in re.split(r"(.*\bworkgroupUniformLoad\(.*\n)", body):
@@ -212,19 +214,20 @@ def races(notes: np.ndarray, noted: Noted) -> list[str]:
     if groups[:, :, -1].any():
         raise ValueError(f"an invocation may have more than {share} accesses and barriers; give it more notes")
     for group in groups:
-        lane, at = np.nonzero((group != 0) & (group < _WAIT))
-        entry, barriers, waits = group[lane, at], *(_counted(group == n)[lane, at] for n in (_BARRIER, _WAIT))
+        lane, at = np.nonzero((group != 0) & (group < _OF_ONE))
+        counts = (_counted(group == n)[lane, at] for n in (_BARRIER, _WAIT, _OF_ONE))
+        entry, barriers, waits, of_one = group[lane, at], *counts
         site, place = (entry >> _PLACE_BITS).astype(int) - 1, entry & ((1 << _PLACE_BITS) - 1)
         who = np.where(of_subgroup[site], 1024 + lane // noted.lanes, lane)
-        table = np.stack((barriers << _PLACE_BITS | place, site, who, waits))
+        table = np.stack((barriers << _PLACE_BITS | place, site, who, waits, lane // noted.lanes, of_one))
         table = table[:, np.argsort(table[0], kind="stable")]
         first = np.flatnonzero(np.diff(table[0], prepend=-1))
         ends = np.append(first[1:], table.shape[1])
         several = np.minimum.reduceat(table[2], first) != np.maximum.reduceat(table[2], first)
         several &= np.logical_or.reduceat(writes[table[1]], first)
         for i in np.flatnonzero(several):
-            _, site, who, waits = table[:, first[i] : ends[i]]
-            found |= _pairs(writes[site], site, who, waits)
+            _, site, who, waits, subgroup, of_one = table[:, first[i] : ends[i]]
+            found |= _pairs(writes[site], site, who, waits, subgroup, of_one)
     return [f"{noted.sites[a].line} | {noted.sites[b].line}" for a, b in sorted(found)]
 
 
@@ -232,10 +235,13 @@ def _counted(of_kind: np.ndarray) -> np.ndarray:
     return np.cumsum(of_kind, axis=1, dtype=int)
 
 
-def _pairs(writes: np.ndarray, site: np.ndarray, who: np.ndarray, waits: np.ndarray) -> set[tuple[int, int]]:
-    """Return the sites of an element's accesses between two barriers that race."""
+def _pairs(
+    writes: np.ndarray, site: np.ndarray, who: np.ndarray, waits: np.ndarray, subgroup: np.ndarray, of_one: np.ndarray
+) -> set[tuple[int, int]]:
+    """Return the sites of an element's accesses between two barriers that race. of_one: barriers of the subgroup."""
     found = set()
     for n in np.flatnonzero(writes):
         others = (who != who[n]) & (writes | (waits >= waits[n]))
+        others &= (subgroup != subgroup[n]) | (of_one == of_one[n])
         found |= {(int(site[n]), int(other)) for other in site[others][:1]}
     return found

@@ -114,7 +114,14 @@ def on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *arrays
         return None
     limits = kernel, device.workgroup_bytes, chosen.wanted_groups
     many = device.matrix_tile == "large"  # the self-test's switch
-    return attention_matrix.served(*limits, *arrays, lanes=device.lanes, shape=device.matrix_shape, many=many)
+    return attention_matrix.served(
+        *limits,
+        *arrays,
+        lanes=device.lanes,
+        shape=device.matrix_shape,
+        many=many,
+        subgroup_barrier=device.subgroup_barrier,
+    )
 
 
 def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float) -> None:

@@ -26,6 +26,8 @@ class MatrixRows:
     pairs: two subgroups of 16 or 32 lanes share 32 rows, and each takes half of the columns, so that it reads half of a
         tile.
     in_turns: K and V of a tile share one place in workgroup memory. Forward only.
+    own_strips: each subgroup has the strips of its rows to itself, and waits for itself between its scores and its
+        weights, so that its softmax runs beside others' matmuls. Forward only, without pairs.
     least_groups: workgroups that the problem must have for this tile.
     """
 
@@ -35,6 +37,7 @@ class MatrixRows:
     shape: Shape = BLOCK  # of one cooperative matrix
     pairs: bool = False
     in_turns: bool = False
+    own_strips: bool = False
     least_groups: int = field(default=0, compare=False)
 
     @property
@@ -66,8 +69,10 @@ class MatrixRows:
         """Invocations that share a row."""
         return self._lanes_of_rows // 16
 
-    def serves(self, lanes: int) -> bool:
-        """Return whether subgroups of so many lanes may take this tile."""
+    def serves(self, lanes: int, subgroup_barrier: bool = False) -> bool:
+        """Return whether subgroups of so many lanes may take this tile. subgroup_barrier: as of Runtime."""
+        if self.own_strips and (lanes != 32 or not subgroup_barrier):
+            return False
         return not self.pairs or lanes in PAIRED_LANES
 
     def _parts(self, width: int) -> int:
@@ -120,6 +125,7 @@ class MatrixRows:
             "SIDES": self._sides,
             "BLOCKS": self._blocks,
             "IN_TURNS": self.in_turns,
+            "OWN_STRIPS": self.own_strips,
             **constant_of(self.shape),
         }
 
@@ -130,13 +136,14 @@ _IN_TURNS = replace(_FOUR_PAIRED, in_turns=True)
 _KEYS, _FEW_KEYS = MatrixKeys(8), MatrixKeys(4, pairs=False)
 _KEYS_ALONE = replace(_KEYS, pairs=False)
 _PAIRS_OF_KEYS = MatrixKeys(4, parts_of_heads=2.0, parts_of_queries=1.5)
+_OWN_OF_MANY = replace(_EIGHT, own_strips=True, least_groups=2048)
 _EIGHT_OF_MANY, _PAIRED_OF_MANY = replace(_EIGHT, least_groups=1024), replace(_EIGHT_PAIRED, least_groups=2048)
 # By kernel, best first (measured on an H100, bench/notes/tensor-cores.md): the least width of a head, and the tile. Two
 # workgroups of _FOUR_PAIRED run at once on a compute unit; for wide heads that takes _IN_TURNS. With so many workgroups
-# that the last ones do not matter, eight subgroups are faster.
+# that the last ones do not matter, eight subgroups are faster, and faster still where each waits for itself alone.
 TILES: dict[str, tuple[tuple[int, MatrixRows | MatrixKeys], ...]] = {
     "forward": (
-        *((128, _PAIRED_OF_MANY), (128, _IN_TURNS), (96, _EIGHT_OF_MANY), (96, _IN_TURNS)),
+        *((128, _OWN_OF_MANY), (128, _PAIRED_OF_MANY), (128, _IN_TURNS), (96, _EIGHT_OF_MANY), (96, _IN_TURNS)),
         *((0, _FOUR_PAIRED), (0, _EIGHT), (0, _FOUR), (0, _TWO)),
     ),
     "dq": ((128, _EIGHT_PAIRED), (96, _EIGHT), (96, _FOUR), (0, _FOUR_PAIRED), (0, _FOUR), (0, _TWO)),
@@ -164,6 +171,7 @@ def served(
     lanes: int = 32,
     shape: Shape = BLOCK,
     many: bool = False,
+    subgroup_barrier: bool = False,
 ) -> MatrixRows | MatrixKeys | None:
     """Choose the tile of a kernel of TILES, or None where tensor cores do not serve it.
 
@@ -173,6 +181,7 @@ def served(
         arrays: q, k, v (and do) [B, T, H, D].
         wanted_groups: workgroups that fill the device.
         many: choose as for a problem of many workgroups.
+        subgroup_barrier: as of Runtime.
     """
     batch, queries, heads, width = arrays[0].shape
     if any(a.dtype != np.float16 for a in arrays) or queries < 16 or width % 32 or width > MOST_WIDTH:
@@ -182,6 +191,6 @@ def served(
     tiles = (t for least, t in TILES[kernel] if least <= width and t.rows <= most_rows)
     tiles = (t for t in tiles if many or t.least_groups * t.rows <= rows)
     fitting = (t for t in tiles if t.workgroup_bytes(kernel, width) <= workgroup_bytes)
-    fitting = (t for t in fitting if t.serves(lanes))
+    fitting = (t for t in fitting if t.serves(lanes, subgroup_barrier))
     made = (replace(t, lanes=lanes, shape=shape) for t in fitting)
     return next((t for t in made if t.workgroup_subgroups <= MOST_SUBGROUPS), None)

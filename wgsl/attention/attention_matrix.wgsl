@@ -66,12 +66,11 @@ fn main(
 #end
 #include "attention_matrix.inc.wgsl" score name=s x=q row=side*(16u*$NF_OWNu)
 #include "attention_matrix.inc.wgsl" keep_score name=s
-    workgroupBarrier();
-#if IN_TURNS
-#include "attention_matrix.inc.wgsl" stage x=v place=0u
+#if OWN_STRIPS
+    subgroupBarrier();
 #else
-#include "attention_matrix.inc.wgsl" stage x=k place=0u
-#include "attention_matrix.inc.wgsl" stage x=v place=BN
+    workgroupBarrier();
+#include stage_tile
 #endif
 
     // An invocation has every ROW_LANES-th vec4 of its row.
@@ -111,8 +110,13 @@ fn main(
 #end
     row_sum = row_sum * shrink + (total.x + total.y + total.z + total.w);
 
-    let rescale = workgroupUniformLoad(&grown);
-    if ((rescale[0] | rescale[1] | rescale[2] | rescale[3] | rescale[4] | rescale[5] | rescale[6] | rescale[7]) != 0u) {
+    workgroupBarrier();
+    let rescale = grown[0] | grown[1] | grown[2] | grown[3] | grown[4] | grown[5] | grown[6] | grown[7];
+#if OWN_STRIPS
+#include stage_tile
+    workgroupBarrier();
+#endif
+    if (rescale != 0u) {
 #unroll g OUT_PARTS
 #unroll r BLOCKS
 #unroll j NF_OWN
@@ -156,3 +160,13 @@ fn main(
     lse[((split * p.batch + b) * p.heads + h) * p.queries + t] = LN2 * (top + log2(max(total, 1e-30)));
   }
 }
+
+#part stage_tile
+// Store the next K and this V, or in turns this V, which were loaded into registers.
+#if IN_TURNS
+#include "attention_matrix.inc.wgsl" stage x=v place=0u
+#else
+#include "attention_matrix.inc.wgsl" stage x=k place=0u
+#include "attention_matrix.inc.wgsl" stage x=v place=BN
+#endif
+#endpart

@@ -46,7 +46,7 @@ class MatrixKeys:
     def workgroup_subgroups(self) -> int:
         return self.subgroups
 
-    def serves(self, lanes: int) -> bool:
+    def serves(self, lanes: int, subgroup_barrier: bool = False) -> bool:
         """Return whether subgroups of so many lanes may take this tile: each lane needs a vec4 of the scores."""
         return (not self.pairs or lanes in PAIRED_LANES) and self.rows * self.columns // 4 >= self.subgroups * lanes
 

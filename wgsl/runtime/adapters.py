@@ -21,7 +21,7 @@ from wgrad.wgsl.runtime import adapter_check, cooperative_shapes, matrix_units, 
 # OpenGL is left out: its compute limits are unreliable, and every GPU that has it has another backend too.
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
-INTEL = 0x8086  # PCI vendor id
+INTEL, NVIDIA = 0x8086, 0x10DE  # PCI vendor ids
 # Buffers in host memory that shaders and copies reach (`Runtime.empty_host`). No other buffer is affected.
 HOST_BUFFERS = "mappable-primary-buffers"
 # The most that a kernel binds: a GEMM of a weight in NF4 with double quantization and every epilogue. WebGPU promises
@@ -34,7 +34,8 @@ NEEDED_LIMITS = {
     "max-compute-invocations-per-workgroup": (256, "invocations of a workgroup"),
     "max-compute-workgroup-size-x": (256, "invocations in a row of a workgroup"),
 }
-WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query", HOST_BUFFERS)
+SUBGROUP_BARRIER = "subgroup-barrier"
+WANTED_FEATURES = ("shader-f16", "subgroup", SUBGROUP_BARRIER, "timestamp-query", HOST_BUFFERS)
 WANTED_LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",
@@ -237,6 +238,14 @@ def gives_matrix_units(index: int) -> bool:
 def matrix_unit_cards() -> list[dict[str, Any]]:
     """The adapters that list cooperative matrices: index, name, card."""
     return [{"index": i, "name": a.info["device"], "card": card(a)} for i, a in _usable().items() if matrix_shape(a)]
+
+
+def orders_subgroups(features: Collection[str], info: Mapping[str, Any]) -> bool:
+    """Return whether a barrier of a subgroup orders its workgroup memory on a device.
+
+    NVIDIA's do, though by no promise, so the check of a GPU covers it (bench/notes/barriers.md).
+    """
+    return SUBGROUP_BARRIER in features and info.get("vendor_id") == NVIDIA
 
 
 def _wanted(adapter: Any) -> list[str]:

@@ -88,7 +88,7 @@ class DryRun(DryRuntime, Runtime):
     def __init__(self, device: Runtime) -> None:
         super().__init__()
         self.adapter_type, self.description, self.software = device.adapter_type, device.description, device.software
-        self.few_registers = device.few_registers
+        self.few_registers, self.subgroup_barrier = device.few_registers, device.subgroup_barrier
         self.float16, self.bfloat16, self.subgroups = device.float16, device.bfloat16, device.subgroups
         self.matrix_units, self.matrix_tile, self.lanes = device.matrix_units, device.matrix_tile, device.lanes
         self.matrix_shape = device.matrix_shape

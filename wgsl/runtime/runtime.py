@@ -69,6 +69,7 @@ class Runtime(PooledRuntime):
         self.software = self.adapter_type == "CPU"
         self.float16 = "shader-f16" in self._device.features
         self.subgroups = "subgroup" in self._device.features
+        self.subgroup_barrier = adapters.orders_subgroups(self._device.features, info)
         self.matrix_units = matrix_units.among(self._device.features)
         self.lanes = 32  # of a subgroup of a kernel on tensor cores
         # LoRA's matmuls on a stack are slow without tensor cores (bench/notes/rejected-runtime.md).
