@@ -33,6 +33,16 @@ fn four_of(words: vec2<u32>) -> vec4<f16> { return vec4<f16>(vec4<f32>(unpack2x1
 #endif
 #endpart
 
+#part subgroup_wait
+// Part of the tensor-core kernels: order what a subgroup writes to workgroup memory, and reads there. WGSL promises that
+// of a barrier of the workgroup alone; on NVIDIA's GPUs one of the subgroup does it (bench/notes/barriers.md).
+#if SUBGROUP_BARRIER
+    subgroupBarrier();
+#else
+    workgroupBarrier();
+#endif
+#endpart
+
 #part dense x binding kind vec
 // Part of others: the array $x of f32, f16 or bf16 ($kind 0, 1, 2), read one by one, or four at once where $vec. 16-bit
 // floats are read as words of two, which needs no device feature.

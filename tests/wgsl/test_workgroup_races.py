@@ -195,7 +195,13 @@ def test_a_missing_barrier_is_a_race(shader: str, on: Racing, monkeypatch: pytes
     assert sorted(unseen) == _UNSEEN.get(shader, [])
 
 
-@pytest.mark.parametrize("shader", [pytest.param("attention_matrix", marks=pytest.mark.all)])
+@pytest.mark.parametrize(
+    "shader",
+    [
+        "gemm_matrix_lora",
+        *(pytest.param(shader, marks=pytest.mark.all) for shader in ("attention_matrix", "gemm_matrix")),
+    ],
+)
 def test_barriers_of_subgroups_order_what_these_share(shader: str, on: Racing, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other subgroup uses what only a barrier of the subgroup orders, and each of those is needed."""
     monkeypatch.setattr(on.device, "subgroup_barrier", True)

@@ -164,7 +164,8 @@ def _tile_constants(
     assert not isinstance(tile, SkinnyTile)
     kinds: dict[str, Constant] = {"A_KIND": KINDS[a.dtype_name], **operand.constants}
     if isinstance(tile, MatrixTile):
-        return {**kinds, **tile.constants(k, end.out, plan.unit), **constant_of(device.matrix_shape)}
+        kinds |= {"SUBGROUP_BARRIER": device.subgroup_barrier, **constant_of(device.matrix_shape)}
+        return {**kinds, **tile.constants(k, end.out, plan.unit)}
     if isinstance(tile, VectorTile):
         whole = {"FACTORED": False, "GROUPS": 1, "GROUP_QUADS": 1}
         return {**whole, **kinds, **tile.constants(min(m, tile.m), device.subgroups)}

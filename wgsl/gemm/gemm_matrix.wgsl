@@ -243,7 +243,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
     let s_at_$j = strip + 4u * $ju;
     coopStoreT(acc_$i_$g_$j, &strips[s_at_$j], ld_strip);
 #end
-    workgroupBarrier();
+#include "common.inc.wgsl" subgroup_wait
 #if RESIDUAL_AHEAD
 #unroll q STORES
     let now_$q = ahead_$q;
@@ -262,7 +262,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
       if (row < m_end && col < p.n) { store(row, col, c_base, strips[strip + at]); }
     }
 #end
-    workgroupBarrier();
+#include "common.inc.wgsl" subgroup_wait
   }
 #end
 #end

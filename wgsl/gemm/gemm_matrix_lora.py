@@ -126,7 +126,7 @@ def launch(
     shares, blocks = all_starts[-1], -(-rows // tile.rows)
     starts = [*all_starts[1:-1], shares, shares][:2]
     of_shares, of_blocks = device.empty((shares, rows, rank)), device.empty((blocks, columns, rank))
-    constants = tile.constants() | constant_of(device.matrix_shape)
+    constants = {**tile.constants(), "SUBGROUP_BARRIER": device.subgroup_barrier, **constant_of(device.matrix_shape)}
     bounds = part_bounds(parts, columns)
     work = 4.0 * rows * columns * rank
     for first, end in range_parts(blocks, work, device.dispatch_work):

@@ -65,6 +65,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #include "common.inc.wgsl" subgroup_index
   let lane = lid % $LANESu;
   let mine = subgroup * 16u;  // the first row of the subgroup in a block
+#unroll e X_LOADS
+  let x_place_$e = mine * X_WIDTH + lane + $LANESu * $eu;  // of the invocation's units, all in rows of its subgroup
+#end
   let ld = 2u * S_LD;  // row stride for cooperative loads, in vec4<f16>
   let ld_x = 2u * X_LD;
   let ld_strip = 4u;
@@ -134,13 +137,13 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   {
     let at_du = subgroup * (FLUSH * 64u);
     coopStoreT(du_$g_$a, &strips[at_du], ld_strip);
-    workgroupBarrier();
+#include "common.inc.wgsl" subgroup_wait
     for (var e = lane; e < 64u; e += $LANESu) {
       let row = row0 + ($gu * AHEAD + $au) * BLOCK_ROWS + mine + e / 4u;
       let r = e % 4u * 4u;
       if (row < p.rows && r < p.rank) { du[((wg.x * p.rows + row) * p.rank + r) / 4u] = strips[at_du + e]; }
     }
-    workgroupBarrier();
+#include "common.inc.wgsl" subgroup_wait
   }
 #end
 #end
@@ -168,8 +171,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 // Part of gemm_matrix_lora.wgsl: load the block of dy at from_row and column0 into registers, without a branch, so that
 // all loads overlap. Beyond the end, the last elements are repeated, and multiplied by zeros.
 #unroll e X_LOADS
-    let from_$e = min(from_row + (lid + THREADS * $eu) / X_WIDTH, p.rows - 1u) * p.columns;
-    let next_$e = x[(from_$e + min(column0 + 8u * ((lid + THREADS * $eu) % X_WIDTH), p.columns - 8u)) / 8u];
+    let from_$e = min(from_row + x_place_$e / X_WIDTH, p.rows - 1u) * p.columns;
+    let next_$e = x[(from_$e + min(column0 + 8u * (x_place_$e % X_WIDTH), p.columns - 8u)) / 8u];
 #end
 #endpart
 
@@ -210,10 +213,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #unroll a AHEAD
   {
 #unroll e X_LOADS
-    let to_$e = (lid + THREADS * $eu) / X_WIDTH * X_LD + (lid + THREADS * $eu) % X_WIDTH;
+    let to_$e = x_place_$e / X_WIDTH * X_LD + x_place_$e % X_WIDTH;
     block[to_$e] = Eight(four_of(ahead_$a_$e.xy), four_of(ahead_$a_$e.zw));
 #end
-    workgroupBarrier();
+#include "common.inc.wgsl" subgroup_wait
     let from_row = row0 + (($gu + 1u) % GROUPS * AHEAD + $au) * BLOCK_ROWS;
     let column0 = tile_first + ($gu + 1u) / GROUPS * TILE;
 #include fetch
@@ -230,7 +233,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     }
 #end
 #end
-    workgroupBarrier();
+#include "common.inc.wgsl" subgroup_wait
 #include keep
   }
 #end
