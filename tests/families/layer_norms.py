@@ -335,6 +335,7 @@ ROWS = {
                 "num_kv_heads": None,
                 "parallel_attn": False,
                 "bias": True,
+                "alibi": True,
             },
         },
         refused={

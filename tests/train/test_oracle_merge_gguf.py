@@ -303,6 +303,11 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
         ("LlamaForCausalLM", {"hidden_act": "relu"}, "the activation relu"),
         ("CohereForCausalLM", {"use_qk_norm": True}, "norms of heads in 2 layers"),
         ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scores divided by the number of their layer,"),
+        (
+            "FalconForCausalLM",
+            {"alibi": True, "num_kv_heads": 4},
+            "rotary embeddings in other layers than falcon has them,",
+        ),
         ("OlmoeForCausalLM", {"clip_qkv": 0.7}, "queries, keys and values clipped to 0.7,"),
         ("GemmaForCausalLM", {"hidden_act": "silu"}, "the activation silu"),
         ("PhiForCausalLM", {"hidden_act": "silu"}, "the activation silu"),

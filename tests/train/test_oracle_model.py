@@ -34,6 +34,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model import model as model_file
+from wgrad.train.model.alibi import alibi_table
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.save_model import save_full
 from wgrad.train.model.weights import weight_specs
@@ -47,6 +48,14 @@ def test_logits_loss_and_every_gradient_equal_transformers(case: str, make_check
     if "rope_parameters" in changes:  # transformers 5 writes this instead of rope_theta
         changes = changes | {"rope_theta": None}
     check_against_the_oracle(make_checkpoint(architecture, **changes), device)
+
+
+@pytest.mark.parametrize("heads", [4, 6, 32, 71])
+def test_alibi_is_that_of_transformers(heads: int) -> None:
+    """Also beyond 256 positions, from where bfloat16 rounds them."""
+    build = transformers.models.falcon.modeling_falcon.build_alibi_tensor
+    wanted = build(torch.ones((1, 700), dtype=torch.long), heads, torch.float32)[:, 0].numpy()
+    np.testing.assert_array_equal(alibi_table(heads, 700), wanted.T)
 
 
 def test_errors_over_several_batches_are_those_of_a_plain_implementation(

@@ -13,6 +13,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 from wgrad.device.dry_run import DryRuntime
 from wgrad.device.errors import WgradError
+from wgrad.train.model.alibi import alibi_table, with_alibi
 from wgrad.train.model.chunks import growth_by_position, in_chunks
 from wgrad.train.model.delta_net import gated, split_gate
 from wgrad.train.model.kv_cache import KVCache, Rope
@@ -43,6 +44,7 @@ class Attention(Parts):
         if grows and config.latent is not None:  # the part of a query that is not rotated too
             growth = grown(np.ones((positions, 1)), config.query_growth, config.query_length)
         self._growth = None if growth is None else device.upload(growth)
+        self._alibi = self._upload_alibi() if config.alibi else None
         self.cos, self.sin = self._upload_tables(config.rope)
         self._of_queries: tuple[Array, Array] | None = None  # tables of queries, if they differ from those of keys
         if grows and config.latent is None:
@@ -50,6 +52,12 @@ class Attention(Parts):
         self._local = (self.cos, self.sin)  # of layers with a window
         if config.local_rope is not None and config.local_rope != config.rope:
             self._local = self._upload_tables(config.local_rope)
+
+    def _upload_alibi(self) -> Array:
+        heads = self.config.num_attention_heads
+        if isinstance(self.device, DryRuntime):
+            return self.device.empty((self.positions, heads), np.float32)
+        return self.device.upload(alibi_table(heads, self.positions))
 
     def _upload_tables(self, rope: RopeConfig, growth: float = 0.0) -> tuple[Array, Array]:
         """Return cos and sin of all positions on the device, scaled by `grown` if there is growth."""
@@ -74,9 +82,12 @@ class Attention(Parts):
         v: Tensor | None = None
         if source == index:
             q, k, v, gate, rotated = self._queries_keys_values(index, y, inputs, cache)
+            if self._alibi is not None:
+                constants = self._constant(1, 0), self._constant(1, 1)
+                q, k, v = with_alibi(q, k, v, self._alibi, inputs.positions, *constants)
         else:
             (q, gate), rotated = self._queries(index, y, inputs), True
-        q = q.reshape(rows, tokens, c.heads_of(index), c.head_dim_of(index))
+        q = q.reshape(rows, tokens, c.heads_of(index), c.key_width_of(index))
         sinks = self.weights.get(f"model.layers.{index}.self_attn.sinks")
         options: dict[str, Any] = {"scale": scale, "window": c.windows[index], "softcap": c.score_softcap}
         made: Sequence[Tensor] = ()
@@ -84,12 +95,12 @@ class Attention(Parts):
             rope = Rope(*self._tables(index, inputs), c.interleaved) if c.use_rope[index] and not rotated else None
             o = cache.attend(source, q, k, v, sinks, inputs, rope, self._chunk_of(index), **options)
         else:
-            heads = (rows, tokens, c.kv_heads_of(index), c.head_dim_of(index))
+            heads = (rows, tokens, c.kv_heads_of(index), c.key_width_of(index))
             made = shared if k is None or v is None else [x.reshape(*heads) for x in (k, v)]
             seen = in_chunks(inputs, chunk, self.device) if (chunk := self._chunk_of(index)) else inputs
             o = attend(q, *made, sinks, seen.doc_start, inputs.cache_len, **options)
-        if c.latent is not None:
-            o = o[..., : c.latent.value]
+        if c.latent is not None or c.alibi:
+            o = o[..., : c.latent.value if c.latent else c.head_dim]
         if c.gate_of_heads and gate is not None:
             o, gate = o.reshape(rows * tokens, c.heads_of(index), -1), gate.reshape(rows * tokens, -1, 1)
         if gate is not None:

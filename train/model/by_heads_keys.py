@@ -116,6 +116,7 @@ class FalconFile(ByHeadsFile, kw_only=True):
     parallel_attn: bool | None = True
     num_ln_in_parallel_attn: int | None = None
     bias: bool | None = False
+    alibi: bool | None = False
     tie_word_embeddings: bool = True
 
     def __post_init__(self) -> None:
@@ -130,6 +131,11 @@ class FalconFile(ByHeadsFile, kw_only=True):
         every = not self.new_decoder_architecture and not self.multi_query
         if every and self.num_kv_heads not in (None, self.num_attention_heads):
             raise ValueError(f"num_kv_heads must be num_attention_heads without multi_query; got {self.num_kv_heads}")
+
+        if self.alibi and self.key_heads != self.num_attention_heads:
+            raise ValueError(
+                f"alibi must be false unless each head has its own keys; got true with {self.key_heads} heads of keys"
+            )
 
     @property
     def key_heads(self) -> int:
@@ -147,6 +153,8 @@ class FalconFile(ByHeadsFile, kw_only=True):
             "rms_norm_eps": self.layer_norm_epsilon,
             "gated": False,
             "intermediate_size": self.ffn_hidden_size or 4 * self.hidden_size,
+            "alibi": bool(self.alibi),
+            "use_rope": (not self.alibi,) * self.num_hidden_layers,
             "parallel": bool(self.parallel_attn),
             "attention_norm": "ln_attn" if two else "input_layernorm",
             "mlp_norm": "ln_mlp" if two else mlp_norm,

@@ -64,7 +64,7 @@ class KVCache:
         c = config.linear
         linear = [i for i in range(config.num_hidden_layers) if config.linear_of(i)]
         layers = [i for i in range(config.num_hidden_layers) if config.attends(i) and config.kv_source(i) == i]
-        shapes = {i: (batch, length, config.kv_heads_of(i), config.head_dim_of(i)) for i in layers}
+        shapes = {i: (batch, length, config.kv_heads_of(i), config.key_width_of(i)) for i in layers}
         keys, values = (_zeros(shapes, dtype, device, rows is None) for _ in range(2))
         if c is None:
             return cls(keys, values)

@@ -10,6 +10,7 @@ from typing import Any
 
 from wgrad.train.files.gguf_traits import GgufTraits, traits_of
 from wgrad.train.files.packed_files import Packing
+from wgrad.train.model.alibi import FURTHER
 from wgrad.train.model.altup import AltUp
 from wgrad.train.model.config_file import QuantizationFile
 from wgrad.train.model.experts import Experts
@@ -32,6 +33,7 @@ class ModelConfig:
         windows: Sliding window of each layer in tokens, 0 for none.
         use_rope: Whether each layer has rotary embeddings.
         rope, local_rope: Rotary embeddings, and those of layers with a window if they differ.
+        alibi: Whether scores have a term for each head that grows with the key's position, in keys' further elements.
         interleaved: Whether element 2 i of a head is rotated with element 2 i + 1.
         attention_norm, mlp_norm: Names within a layer of the norms before attention and MLP.
         attention_out_norm, mlp_out_norm: Names of the norms of their outputs, "" for none.
@@ -152,6 +154,7 @@ class ModelConfig:
     chunk: int = field(default=0, repr=False)
     chunked: tuple[bool, ...] = field(default=(), repr=False)
     plain_growth: tuple[float, int] = field(default=(0.0, 1), repr=False)
+    alibi: bool = field(default=False, repr=False)
     interleaved: bool = field(default=False, repr=False)
     query_growth: float = field(default=0.0, repr=False)
     query_length: int = field(default=0, repr=False)
@@ -216,6 +219,10 @@ class ModelConfig:
 
     def head_dim_of(self, layer: int) -> int:
         return self.head_dims[layer] if self.head_dims else self.head_dim
+
+    def key_width_of(self, layer: int) -> int:
+        """Return the elements of a head in attention and in the cache, with ALiBi's."""
+        return self.head_dim_of(layer) + (FURTHER if self.alibi else 0)
 
     def kv_heads_of(self, layer: int) -> int:
         return self.kv_heads[layer] if self.kv_heads else self.num_key_value_heads

@@ -142,7 +142,7 @@ def mlp_row_bytes(config: ModelConfig, itemsize: int) -> int:
 def attention_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     """Return the bytes of attention's outputs in a step: o and lse of all layers."""
     layers = range(config.num_hidden_layers)
-    return tokens * (sum(map(config.q_size_of, layers)) * itemsize + sum(map(config.heads_of, layers)) * 4)
+    return tokens * sum(config.heads_of(i) * (config.key_width_of(i) * itemsize + 4) for i in layers)
 
 
 def whole_modules(config: ModelConfig) -> WholeModules:
