@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 VOCAB = 300
@@ -164,6 +166,43 @@ LONGROPE_OF_16 = LONGROPE_OF_PART | {
     "rope_scaling": {**LONGROPE, "short_factor": [1.5] * 6, "attention_factor": 1.25},
 }
 SIXTEEN = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+
+
+def write_yarn(writer: Any, config: Any) -> None:
+    writer.add_rope_scaling_type(SimpleNamespace(value="yarn"))
+    writer.add_rope_scaling_factor(config.rope.factor)
+    writer.add_rope_scaling_orig_ctx_len(config.rope.original_max_position_embeddings)
+
+
+def write_yarn_and_growth(writer: Any, config: Any) -> None:
+    writer.add_rope_scaling_type(SimpleNamespace(value="yarn"))
+    writer.add_rope_scaling_factor(config.rope.factor)
+    writer.add_rope_scaling_orig_ctx_len(config.query_length)
+    writer.add_rope_scaling_yarn_log_mul(1.0)
+    writer.add_attn_temperature_scale(config.query_growth)
+
+
+def write_parallel(writer: Any, config: Any) -> None:
+    writer.add_parallel_residual(config.parallel)
+
+
+def write_logit_scale(writer: Any, config: Any) -> None:
+    writer.add_logit_scale(config.logit_scale)
+
+
+def write_scales(writer: Any, config: Any) -> None:
+    writer.add_embedding_scale(config.embedding_scale)
+    writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
+    writer.add_residual_scale(config.residual_scale)
+    writer.add_logit_scale(1 / config.logit_scale)
+
+
+def multiplied(config: Any) -> Any:
+    """Return a configuration whose weights have the multipliers."""
+    plain = {f.name: f.default for f in fields(config) if f.name.endswith("_scale")}
+    linear = replace(config.linear, in_scale=1.0, out_scale=1.0, scales=(1.0,) * 5, norm_first=False)
+    return replace(config, **{**plain, "score_scale": config.head_dim**-0.5, "linear": linear})
+
 
 # ---- config.json as transformers reads it --------------------------------------------------------
 SLIDES = ["sliding_attention", "full_attention", "sliding_attention"]

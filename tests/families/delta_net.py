@@ -72,6 +72,7 @@ ROWS = {
         },
         norms_of_one="Qwen3_5",
         in_llama_cpp={"linear_num_value_heads": 6, **SIXTEEN, "partial_rotary_factor": 0.5},
+        never_unusual=("hidden_act",),
         in_test_all=frozenset({"gguf merge"}),
         in_test=frozenset({"greedy qwen3_5", "float64 qwen3_5"}),
         reading=Reading(given={"partial_rotary_factor": 0.5, "head_dim": 12, "full_attention_interval": 4}),
@@ -122,6 +123,8 @@ ROWS = {
         },
         refused={"layer_types": ["full_attention"] * 2, "linear_key_head_dim": 512, "clip_qkv": 8.0},
         files_of_experts=".v_conv1d.",
+        never_unusual=("hidden_act",),
+        renamed=True,
         in_test_all=ON_WGPU,
     ),
     "Lfm2ForCausalLM": Row(

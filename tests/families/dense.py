@@ -24,6 +24,7 @@ from tests.families.common import (
     everywhere,
     with_windows_if_any,
     without_windows,
+    write_yarn_and_growth,
 )
 from tests.families.row import Reading, Row
 
@@ -50,6 +51,7 @@ ROWS = {
             {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
         ),
         merged_gguf=({"rope_scaling": LLAMA3_64}, {"rope_scaling": LINEAR_3 | {"rope_theta": 10000.0}}),
+        paired=True,
         reading=Reading(
             ways=(
                 {"rope_scaling": {}, "rope_parameters": FLAT},
@@ -62,6 +64,7 @@ ROWS = {
     "MistralForCausalLM": Row(
         tiny={"sliding_window": None},
         cases={"mistral": {"sliding_window": 7}, "mistral_full": {}},
+        paired=True,
         in_test=frozenset({"greedy mistral"}),
         reading=Reading(o_bias=False, windows=everywhere, ways=({"layer_types": SLIDES},)),
     ),
@@ -69,6 +72,7 @@ ROWS = {
         tiny={"sliding_window": 64},
         finish=without_windows,
         cases={"ministral": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}},
+        paired=True,
         in_test_all=ALIKE,
         reading=Reading(o_bias=False, ways=({"layer_types": ["attention", *SLIDES[1:]]}, {})),
     ),
@@ -84,6 +88,8 @@ ROWS = {
     "SmolLM3ForCausalLM": Row(
         tiny=IDS,
         cases={"smollm3": {"num_hidden_layers": 4, "tie_word_embeddings": True}},
+        paired=True,
+        in_cache={"num_hidden_layers": 4},
         reading=Reading(
             ways=(
                 {"layer_types": SLIDES, "no_rope_layers": [1, 0, 1]},
@@ -117,6 +123,7 @@ ROWS = {
         },
         read_gguf=(LONGROPE_OF_16 | {"tie_word_embeddings": True},),
         merged_gguf=(LONGROPE_OF_PART,),
+        scaling={"rope_type": "longrope"},
         in_test=frozenset({"float64 phi3_longrope"}),
         reading=Reading(o_bias=False, windows=everywhere),
     ),
@@ -148,6 +155,9 @@ ROWS = {
                 "llama_4_scaling_beta": 0.4,
             },
         },
+        paired=True,
+        gguf_keys=write_yarn_and_growth,
+        scaling={"rope_type": "yarn", "llama_4_scaling_beta": 0.4},
         in_test_all=ALIKE,
         reading=Reading(o_bias=False, windows=everywhere),
     ),
@@ -188,17 +198,20 @@ ROWS = {
     "HeliumForCausalLM": Row(
         cases={"helium": {"attention_bias": True}},
         refused={"partial_rotary_factor": 0.5, "clip_qkv": 1.0},
+        paired=True,
         in_test_all=frozenset({"gguf adapter", "gguf merge", "logits wgpu", "merge", "peft wgpu"}),
         reading=Reading(o_bias=False),
     ),
     "InternLM3ForCausalLM": Row(
         cases={"internlm3": {"bias": True, "qkv_bias": True}},
         refused={"bias": True, "attention_bias": True, "num_experts": 8},
+        paired=True,
         in_test_all=ALIKE,
     ),
     "IQuestCoderForCausalLM": Row(
         cases={"iquestcoder": {}},
         refused={"clip_qkv": 8.0, "use_sliding_window": True},
+        paired=True,
         in_test_all=ALIKE,
         reading=Reading(given={"use_sliding_window": False}),
     ),

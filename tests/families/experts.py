@@ -18,6 +18,8 @@ from tests.families.common import (
     slides,
     with_windows_or_dense,
     with_windows_or_none,
+    write_logit_scale,
+    write_yarn,
 )
 from tests.families.row import Reading, Row
 
@@ -185,6 +187,7 @@ ROWS = {
         adapted_layers={},
         files_of_experts=".experts.4.",
         balanced={},
+        gguf_keys=write_yarn,
         in_test_all=ALIKE | {"balance", "expert files", "cases"},
         in_test=frozenset({"greedy laguna"}),
         reading=Reading(lacks=("rope_scaling",)),
@@ -226,6 +229,7 @@ ROWS = {
         },
         in_llama_cpp={"num_hidden_layers": 3, "layer_types": None, "tie_word_embeddings": True},
         files_of_experts=".experts.4.",
+        gguf_keys=write_logit_scale,
         in_test_all=ALIKE | {"expert files", "cases"},
         reading=Reading(rotates=with_windows_or_dense),
     ),
@@ -241,6 +245,7 @@ ROWS = {
         unusual={**CHOSEN_VALUES, "sliding_window": [1, 5]},
         files_of_experts=".experts.4.",
         balanced={},
+        paired=True,
         in_test_all=frozenset({"balance wgpu"}),
         reading=Reading(o_bias=False, windows=everywhere),
     ),
@@ -288,6 +293,7 @@ ROWS = {
         turned=3,
         files_of_experts=".experts.down_proj",
         balanced={},
+        gguf_keys=write_yarn,
         in_test_all=frozenset({"cache wgpu", "merge", "peft wgpu"}),
         in_test=frozenset({"float64 gpt_oss"}),
     ),
@@ -296,6 +302,7 @@ ROWS = {
         cases={"qwen2_moe": {"use_sliding_window": True, "sliding_window": 7, "hidden_act": "gelu"}},
         may_have_no_experts=True,
         unusual={**QWEN_VALUES, "use_sliding_window": [True], "sliding_window": [1, 5], "qkv_bias": [False]},
+        adapted_mlps=True,
         in_test_all=frozenset({"gguf adapter", "gguf merge"}),
         reading=Reading(ways=({"num_local_experts": 7},)),
     ),
@@ -327,6 +334,7 @@ ROWS = {
         in_llama_cpp={
             "rope_parameters": {"full_attention": YARN_16 | {"rope_theta": 500.0}, "sliding_attention": SLIDING}
         },
+        gguf_keys=write_yarn,
         in_test_all=ALIKE,
         reading=Reading(lacks=("rope_scaling",)),
     ),

@@ -8,6 +8,7 @@ from tests.families.common import (
     GRANITE_VALUES,
     IDS,
     ON_WGPU,
+    write_scales,
 )
 from tests.families.row import Row
 
@@ -22,6 +23,8 @@ ROWS = {
             }
         },
         in_llama_cpp=GRANITE,
+        paired=True,
+        gguf_keys=write_scales,
     ),
     "HyperCLOVAXForCausalLM": Row(
         cases={
@@ -35,6 +38,8 @@ ROWS = {
         },
         refused={"num_local_experts": 8, "final_logit_softcapping": 3.0},
         in_llama_cpp={**GRANITE, "use_post_norm": False},
+        paired=True,
+        gguf_keys=write_scales,
         in_test_all=ALIKE | {"cases"},
     ),
     "GraniteMoeForCausalLM": Row(
@@ -52,6 +57,8 @@ ROWS = {
         unusual=GRANITE_VALUES,
         in_llama_cpp=GRANITE,
         files_of_experts=".output_linear.",
+        paired=True,
+        gguf_keys=write_scales,
         in_test_all=ON_WGPU | {"merge", "peft cpu"},
     ),
     "GraniteMoeSharedForCausalLM": Row(
@@ -60,6 +67,8 @@ ROWS = {
         },
         unusual=GRANITE_VALUES,
         in_llama_cpp={**GRANITE, "shared_intermediate_size": 32},
+        paired=True,
+        gguf_keys=write_scales,
         in_test_all=ON_WGPU | {"cache cpu", "gguf merge", "merge", "peft cpu"},
     ),
     "GraniteMoeSWAForCausalLM": Row(
@@ -80,6 +89,8 @@ ROWS = {
         in_llama_cpp={**GRANITE, "num_hidden_layers": 3, "layer_rope_theta": [500.0, 500.0, 0.0]},
         adapted_layers={},
         files_of_experts=".experts.down_proj",
+        paired=True,
+        gguf_keys=write_scales,
         in_test_all=ALIKE | {"expert files"},
     ),
     "GraniteSWAForCausalLM": Row(
@@ -96,5 +107,7 @@ ROWS = {
         refused={"layer_rope_theta": [1.5], "layer_types": ["conv"] * 2, "num_local_experts": 4},
         eager=True,
         in_llama_cpp={**GRANITE, "sliding_window": 7, "num_hidden_layers": 3},
+        paired=True,
+        gguf_keys=write_scales,
     ),
 }

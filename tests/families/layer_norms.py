@@ -21,6 +21,8 @@ from tests.families.common import (
     where_local,
     with_windows,
     without_head_dim,
+    write_logit_scale,
+    write_parallel,
 )
 from tests.families.row import Reading, Row
 
@@ -66,6 +68,7 @@ ROWS = {
         tiny={**IDS, "hidden_act": "relu2"},
         cases={"arcee": {"hidden_act": "relu2", "mlp_bias": True}},
         refused={"partial_rotary_factor": 0.5, "hidden_act": "mish"},
+        paired=True,
         in_test_all=ALIKE - {"logits wgpu"},
     ),
     "Jais2ForCausalLM": Row(
@@ -93,6 +96,7 @@ ROWS = {
         layer_norms="CohereLayerNorm",
         in_llama_cpp={"tie_word_embeddings": True, "logit_scale": 0.3},
         merged_gguf=({"use_qk_norm": True, "num_hidden_layers": 64},),
+        gguf_keys=write_logit_scale,
         in_test_all=ALIKE,
         reading=Reading(epsilon="layer_norm_eps", fails_of_null=("layer_norm_eps",)),
     ),
@@ -104,6 +108,7 @@ ROWS = {
         refused={"use_qk_norm": True, "num_experts": 8, "layer_types": ["conv", "full_attention"]},
         layer_norms="Cohere2LayerNorm",
         in_llama_cpp={"sliding_window": 7, "num_hidden_layers": 4, "tie_word_embeddings": True},
+        gguf_keys=write_logit_scale,
         in_test_all=ON_WGPU | {"gguf adapter", "merge"},
         reading=Reading(epsilon="layer_norm_eps", rotates=with_windows),
     ),
@@ -112,6 +117,7 @@ ROWS = {
         cases={"apertus": {"hidden_act": "xielu", "rope_scaling": LLAMA3}},
         refused={"qk_norm": False, "post_norm": True, "mlp_bias": True, "hidden_act": "mish"},
         in_llama_cpp={"hidden_act": "xielu", "rope_scaling": {"rope_type": "default"}},
+        never_unusual=("hidden_act",),
         in_test_all=frozenset({"cache wgpu", "gguf merge", "peft wgpu"}),
         in_test=frozenset({"steps nf4"}),
         reading=Reading(given={"mlp_bias": False}),
@@ -143,6 +149,7 @@ ROWS = {
         read_gguf=({"use_parallel_residual": False, "rotary_emb_base": 500.0, "attention_bias": False},),
         merged_gguf=({"use_parallel_residual": False, "rotary_emb_base": 500.0},),
         gelu_table=True,
+        gguf_keys=write_parallel,
         in_test_all=ALIKE | {"cases"},
         reading=Reading(
             given={"rotary_pct": 1.0, "rotary_emb_base": 77.0},
@@ -369,6 +376,7 @@ ROWS = {
         refused={"partial_rotary_factor": 0.5, "num_experts": 8},
         layer_norms="OlmoLayerNorm",
         in_llama_cpp={"clip_qkv": 0.7},
+        paired=True,
         in_test_all=ON_WGPU | {"gguf adapter", "merge"},
         reading=Reading(epsilon=1e-5),
     ),

@@ -17,9 +17,11 @@ from tests.families.common import (
     ON_WGPU,
     UNGROUPED,
     by_position_type,
+    multiplied,
     nowhere,
     with_heads_of_mamba,
     without_attention,
+    write_scales,
 )
 from tests.families.row import Reading, Row
 
@@ -57,6 +59,8 @@ ROWS = {
         with_experts={"num_local_experts": 5},
         in_llama_cpp={**GRANITE, "position_embedding_type": "rope", "shared_intermediate_size": 96},
         gguf_cases=(HYBRID, HYBRID | HYBRID_EXPERTS),
+        paired=True,
+        gguf_keys=write_scales,
         in_test_all=ON_WGPU | {"gguf merge", "merge", "cases"},
         reading=Reading(
             given={"num_local_experts": 0, "layer_types": ["attention"] * 6, "mamba_n_heads": 4},
@@ -101,6 +105,8 @@ ROWS = {
         eager=True,
         names=BACKBONE,
         in_llama_cpp={"expand": 2, "time_step_limit": None},
+        never_unusual=("hidden_act",),
+        in_cache={"layer_norm_epsilon": 1e-2},
         reading=Reading(
             given={"num_heads": 16, "head_dim": 16},
             lacks=(
@@ -140,6 +146,7 @@ ROWS = {
             "mamba_d_state": 257,
             "mamba_n_heads": 7,
         },
+        never_unusual=("hidden_act",),
         in_test_all=ALIKE | {"logits cpu"},
         reading=Reading(lacks=("layer_types",)),
     ),
@@ -193,6 +200,8 @@ ROWS = {
         in_llama_cpp={"mlp_hidden_act": "relu2", "time_step_min": 0.0, "num_hidden_layers": None, "mamba_head_dim": 14},
         gguf_cases=({"hybrid_override_pattern": "M*-M"}, {"moe_latent_size": 40}),
         files_of_experts=".experts.4.",
+        paired=True,
+        all_linear={"hybrid_override_pattern": "*-"},
         in_test_all=frozenset({"gguf adapter", "gguf merge", "logits wgpu", "merge", "peft"}),
         reading=Reading(
             given={"hybrid_override_pattern": "M*-M*-", "mlp_hidden_act": "relu2"},
@@ -236,6 +245,8 @@ ROWS = {
             "mlp_multipliers": [0.6, 1.7],
         },
         gelu_table=True,
+        never_unusual=("hidden_act",),
+        as_in_gguf=multiplied,
         in_test_all=ON_WGPU | {"gguf alone", "merge", "peft cpu", "cases"},
         in_test=frozenset({"greedy falcon_h1"}),
         reading=Reading(lacks=("layer_types",)),

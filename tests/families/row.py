@@ -67,7 +67,10 @@ class Row:
         refused: Keys with values that wgrad does not build, one at a time.
         may_have_no_experts: All layers are dense if a file has 0 experts.
         unusual: With experts: unusual values of keys, drawn at random.
-        never_unusual: Common keys that stay as they are there.
+        never_unusual: Common keys that stay as they are there, also without experts.
+        scaling: The only scaling of rotary embeddings; empty: any.
+        in_cache: Changes of the tiny model that is read with a cache.
+        all_linear: Changes of the tiny model with projections of which an adapter is read again.
         with_experts: Changes of the tiny model that give it experts.
         tied: Models share embeddings and head by default.
         eager: transformers has no other attention than the plain one.
@@ -80,8 +83,14 @@ class Row:
         gguf_cases: Changes besides whose models in GGUF are compared with llama.cpp, and read again.
         read_gguf, merged_gguf: The same, for reading a GGUF file, and for a merged one in llama.cpp.
         adapted_layers: Changes of the model whose adapter llama.cpp applies.
+        paired: Rotary pairs lie side by side in a GGUF file, and not in transformers.
+        gguf_keys: Writes keys of a GGUF file that other families have not, given gguf's writer and a ModelConfig.
+        read_as: Architecture of a model read from GGUF, if it is another family's of the same arithmetic.
+        as_in_gguf: Returns the ModelConfig of a model as it is read from GGUF.
         gelu_table: llama.cpp computes the activation by a table in float16.
         files_of_experts: A part of names in a file that transformers saves; "": that is not compared.
+        renamed: These files have other names of weights than wgrad's and than those of a model.
+        adapted_mlps: PEFT adapts projections of MLPs one by one next to experts.
         balanced: Changes of the tiny model whose load-balancing loss is compared; None: it is not.
         in_test_all: Tests, or tests and device, that only `make test-all` runs: the families of `tests/sweeps.py`.
         in_test: Tests of which `make test` runs few families, and this one.
@@ -99,6 +108,9 @@ class Row:
     may_have_no_experts: bool = False
     unusual: Mapping[str, list[Any]] = field(default_factory=dict)
     never_unusual: tuple[str, ...] = ()
+    scaling: Values = field(default_factory=dict)
+    in_cache: Values = field(default_factory=lambda: {"sliding_window": 6})
+    all_linear: Values = field(default_factory=dict)
     with_experts: Values = field(default_factory=dict)
     tied: bool = False
     eager: bool = False
@@ -112,8 +124,14 @@ class Row:
     read_gguf: tuple[Values, ...] = ()
     merged_gguf: tuple[Values, ...] = ()
     adapted_layers: Values = field(default_factory=lambda: {"num_hidden_layers": 2})
+    paired: bool = False
+    gguf_keys: Callable[[Any, Any], None] = lambda writer, config: None
+    read_as: str = ""
+    as_in_gguf: Callable[[Any], Any] = lambda config: config
     gelu_table: bool = False
     files_of_experts: str = ""
+    renamed: bool = False
+    adapted_mlps: bool = False
     balanced: Values | None = None
     in_test_all: frozenset[str] = frozenset()
     in_test: frozenset[str] = frozenset()

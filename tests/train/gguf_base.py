@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from tests.families.table import FAMILY_ROWS
 from tests.train.conftest import VOCAB
 from tests.train.gguf_writer import permuted
 from wgrad.train.model.gguf_activation import write_activation
@@ -19,10 +20,6 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import weight_specs
 
 LAYERS = 6  # most of a model
-PAIRED = (
-    "llama", "smollm3", "granite", "granitemoe", "granitehybrid", "granite_swa", "nemotron_h", "nemotron_h_moe",
-    "arcee", "olmo", "mistral3",
-)  # fmt: skip # whose rotary pairs lie side by side in the file
 
 
 def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) -> None:
@@ -34,8 +31,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     write_linear(writer, config)
     write_activation(writer, config, lambda spec: weights[spec.name])
     _write_limits(writer, config)
-    _write_rope_scaling(writer, config)
-    _write_scales(writer, config)
+    FAMILY_ROWS[config.architecture].gguf_keys(writer, config)
     _write_tensors(writer, config, weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -82,32 +78,13 @@ def _write_limits(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
         writer.add_clamp_kqv(config.clip_qkv)
 
 
-def _write_rope_scaling(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    if config.gguf not in ("mistral3", "gpt-oss", "laguna", "mellum"):
-        return
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(config.rope.factor)
-    if config.gguf != "mistral3":
-        writer.add_rope_scaling_orig_ctx_len(config.rope.original_max_position_embeddings)
-        return
-    writer.add_rope_scaling_orig_ctx_len(config.query_length)
-    writer.add_rope_scaling_yarn_log_mul(1.0)
-    writer.add_attn_temperature_scale(config.query_growth)
-
-
-def _write_scales(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    if config.gguf == "gptneox":
-        writer.add_parallel_residual(config.parallel)
-    if config.gguf in ("cohere2", "cohere2moe", "command-r"):
-        writer.add_logit_scale(config.logit_scale)
-    if config.gguf in ("granite", "granitemoe", "granitehybrid", "granite_swa"):
-        writer.add_embedding_scale(config.embedding_scale)
-        writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
-        writer.add_residual_scale(config.residual_scale)
-        writer.add_logit_scale(1 / config.logit_scale)
-
-
 def _write_tensors(writer: gguf.GGUFWriter, config: ModelConfig, weights: dict[str, np.ndarray]) -> None:
+    heads = [name for name in weights if ".norms." in name]  # in files of transformers a norm for each head
+    whole = {
+        f"{norm}.weight": np.stack([weights[name] for name in heads if name.startswith(f"{norm}.")])
+        for norm in dict.fromkeys(name.partition(".norms.")[0] for name in heads)
+    }
+    weights = {name: value for name, value in weights.items() if name not in heads} | whole
     names = name_map(gguf, config.gguf, LAYERS)
     specs = {spec.name: spec for spec in weight_specs(config)}
     others = shared_specs(config, list(specs.values())) if config.gguf_traits.shares else []
@@ -115,7 +92,7 @@ def _write_tensors(writer: gguf.GGUFWriter, config: ModelConfig, weights: dict[s
     for name, value in in_file.items():
         if value is not None:
             writer.add_tensor(tensor_name(names, name), value)
-    if config.gguf == "gemma4":
+    if config.rope.type == "proportional":
         writer.add_tensor("rope_freqs.weight", frequency_factors(config.rope))
     for name, value in weights.items():
         if ".act_fn." in name or (in_file and in_file.get(name, 0) is not None):
@@ -130,13 +107,12 @@ def _write_tensors(writer: gguf.GGUFWriter, config: ModelConfig, weights: dict[s
 
 def _in_order(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
     """Return a weight with the rows, the axes and the offset that a file has."""
+    row = FAMILY_ROWS[config.architecture]
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     part = name.split(".")[-2]
-    if value.ndim == 2 and part in heads and not config.interleaved and config.gguf in PAIRED:
+    if value.ndim == 2 and part in heads and not config.interleaved and row.paired:
         return permuted(value, heads[part])
     if "norm" in part and name.endswith(".weight") and "linear_attn" not in name:
         return value + np.float32(config.norm_offset)
-    turned = (config.gguf in ("gpt-oss", "llama4") and value.ndim == 3) or (
-        config.gguf == "gpt2" and value.ndim == 2 and ".h." in name
-    )
+    turned = row.turned == value.ndim and any(part in name for part in (".layers.", ".h."))
     return value.swapaxes(-1, -2) if turned else value

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.families.table import FAMILY_ROWS
 from tests.train.conftest import tiny_config
 from wgrad.device.errors import WgradError
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
@@ -245,8 +246,7 @@ def test_the_command_line_names_projections_or_all_of_them() -> None:
 def test_an_adapter_of_all_projections_is_read_again_in_every_family(tmp_path: Path) -> None:
     """Embeddings have other names in some; Nemotron-H without Mamba-2 has no projection to leave out."""
     for name in FAMILIES:
-        changes = {"hybrid_override_pattern": "*-"} if name == "NemotronHForCausalLM" else {}
-        config = parse_model_config(tiny_config(name, **changes))
+        config = parse_model_config(tiny_config(name, **FAMILY_ROWS[name].all_linear))
         lora = LoraConfig(r=1, alpha=2.0, target_modules="all-linear")
         values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
         save_adapter(tmp_path / name, lora, values, "base", config.in_peft)

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.families.table import FAMILY_ROWS
 from tests.train.conftest import tiny_config
 from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
@@ -18,7 +19,6 @@ from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError, WgradError
 from wgrad.train.model import model as model_file
-from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.load_weights import load_frozen
@@ -35,11 +35,7 @@ from wgrad.train.step.build import build_trainable, count_parameters
 from wgrad.train.step.optim import FlatParameters, ParameterSpec
 
 TOKENS = 19
-CASES: dict[str, dict[str, Any]] = {
-    **{architecture: {"sliding_window": 6} for architecture in FAMILIES},
-    "SmolLM3ForCausalLM": {"num_hidden_layers": 4},
-    "Mamba2ForCausalLM": {"layer_norm_epsilon": 1e-2},  # some heads give numbers near 0, which norms make large
-}
+CASES = {name: row.in_cache for name, row in FAMILY_ROWS.items()}
 
 
 def inputs_for(device: Device, ids: np.ndarray, begin: int = 0) -> Inputs:

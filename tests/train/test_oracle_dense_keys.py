@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.families.table import FAMILY_ROWS
 from tests.train.conftest import distance
 from tests.train.model_oracle import batch, full_model, load_oracle, make_inputs, oracle, torch
 from tests.train.tiny_models import as_in_files, tiny_config
@@ -33,7 +34,6 @@ SWITCHES = (
     *("qk_layernorm", "use_qk_norm", "scale_attn_by_inverse_layer_idx"),
 )
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu")
-SAME_ACTIVATION = ("OlmoHybrid", "Qwen3_5", "Qwen3Next", "GraniteMoeHybrid", "Bamba", "FalconH1", "Mamba2", "Apertus")
 
 
 def without_experts() -> list[str]:
@@ -42,10 +42,9 @@ def without_experts() -> list[str]:
 
 
 def rope(rng: Random, name: str) -> dict[str, Any]:
-    kind = "longrope" if name == "Phi3ForCausalLM" else rng.choice(ROPE_TYPES[:-1])
-    found: dict[str, Any] = {"rope_type": kind, "factor": rng.choice((1.0, 2.5, 8.0))}
-    if name == "Ministral3ForCausalLM":
-        found |= {"rope_type": (kind := "yarn"), "llama_4_scaling_beta": 0.4}
+    own = FAMILY_ROWS[name].scaling
+    kind = own.get("rope_type") or rng.choice(ROPE_TYPES[:-1])
+    found: dict[str, Any] = {"rope_type": kind, "factor": rng.choice((1.0, 2.5, 8.0)), **own}
     if kind in ("llama3", "yarn", "longrope"):
         found["original_max_position_embeddings"] = rng.choice((8, 16, 24))
     if kind == "yarn":
@@ -72,14 +71,14 @@ def changes(rng: Random, name: str) -> dict[str, Any]:
     found |= {key: rng.choice((1e-3, 1e-6)) for key in ("rms_norm_eps", "layer_norm_eps", "norm_eps") if key in keys}
     found |= {"pad_token_id": None}  # whose row has no gradient in torch
     found["vocab_size"] = rng.choice((97, 203))
-    if not name.startswith(SAME_ACTIVATION):
+    if "hidden_act" not in FAMILY_ROWS[name].never_unusual:
         acts = ("hidden_act", "hidden_activation", "activation_function", "activation")
         found |= dict.fromkeys([key for key in acts if key in config], rng.choice(ACTIVATIONS))
     if config.get("sliding_window"):
         found["sliding_window"] = rng.choice(WINDOWS)
     if "layer_types" in config and isinstance(config["layer_types"], list):
         found["layer_types"] = rng.sample(config["layer_types"], len(config["layer_types"]))
-    if name != "Mamba2ForCausalLM":  # which has neither
+    if parse_model_config(config).any_attends:
         least = 64 if parse_model_config(config).position_table else 24  # a table has a row for each token
         found["max_position_embeddings"] = rng.choice((least, 64, 256))
         if config.get("rope_theta"):

@@ -12,7 +12,7 @@ import shutil
 import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,7 +23,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tests.families.common import LLAMA3_32
-from tests.families.table import of_families
+from tests.families.table import FAMILY_ROWS, of_families
 from tests.train.conftest import SENTENCES, VOCAB, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import permuted
 from tests.train.llama_cpp_oracle import IN_GGUF, SIZES, in_llama_cpp, log_probabilities, their_log_probabilities
@@ -40,12 +40,11 @@ from wgrad.train.files.gguf_files import header_digest
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model import load_streamed
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_model import GgufModel
 from wgrad.train.model.gguf_write import save_gguf
 from wgrad.train.model.load_config import load_model_config
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.mamba_sizes import Mamba2
-from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import WeightSpec
 from wgrad.train.step import find_model as module
@@ -99,20 +98,12 @@ def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[
     folder = find_model(str(path))
     theirs, ours = load_model_config(beside), load_model_config(folder)
     own = changes.get("rope_scaling") == LLAMA3_32  # by the tensor of its factors, then
-    others = {"llama": "LlamaForCausalLM", "granite": "GraniteForCausalLM", "gemma4": "Gemma4ForCausalLM"}
-    other = others.get(theirs.gguf)
-    expected = replace(theirs, rope=ours.rope)
-    alike = {"Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM", "SolarOpenForCausalLM": "Glm4MoeForCausalLM"}
-    expected = replace(expected, architecture=alike.get(architecture, architecture))
-    if other and theirs.experts is None:  # of the same arithmetic
+    row, family = FAMILY_ROWS[architecture], FAMILIES[architecture]
+    expected = row.as_in_gguf(replace(theirs, rope=ours.rope, architecture=row.read_as or architecture))
+    first = next((name for name, other in FAMILIES.items() if other.gguf == theirs.gguf), architecture)
+    if first != architecture and theirs.experts is None and not family.gguf_key:  # of the same arithmetic
         names = {key: getattr(ours, key) for key in ("interleaved", "gate_up_proj", "down_proj")}
-        expected = replace(expected, architecture=other, **names)
-    if theirs.gguf == "falcon-h1":  # whose weights have the multipliers
-        plain: dict[str, Any] = {f.name: f.default for f in fields(ModelConfig) if f.name.endswith("_scale")}
-        assert isinstance(theirs.linear, Mamba2)
-        linear = replace(theirs.linear, in_scale=1.0, out_scale=1.0, scales=(1.0,) * 5, norm_first=False)
-        plain["score_scale"] = theirs.head_dim**-0.5
-        expected = replace(expected, linear=linear, **plain)
+        expected = replace(expected, architecture=first, **names)
     if theirs.per_layer:  # with a row for every token
         expected = replace(expected, per_layer=replace(theirs.per_layer, vocabulary=VOCAB))
     assert ours == expected

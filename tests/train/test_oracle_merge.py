@@ -14,6 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 import wgrad.train.commands.merge as merge_command
+from tests.families.table import FAMILY_ROWS
 from tests.tools import oracle_package
 from tests.train.conftest import distance, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import write_gguf
@@ -53,7 +54,7 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         config, lora = load_model_config(folder), LORA
         arrays = random_adapter(lora, linear_modules(config))
         if config.experts is not None:  # PEFT refuses the names of experts' projections one by one
-            if architecture != "Qwen2MoeForCausalLM":  # of others it takes all of an MLP for those
+            if not FAMILY_ROWS[architecture].adapted_mlps:  # of others it takes all of an MLP for those
                 arrays = {name: value for name, value in arrays.items() if ".mlp." not in name}
             modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
             lora = lora.renamed({module: module for module in modules})
