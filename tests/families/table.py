@@ -10,8 +10,8 @@ import pytest
 from tests.families import delta_net, dense, experts, gemma, granite, layer_norms, mamba, scored
 from tests.families.row import Row, Values
 
-_FILES = (dense, layer_norms, gemma, granite, experts, scored, delta_net, mamba)
-FAMILY_ROWS: dict[str, Row] = {name: row for file in _FILES for name, row in file.ROWS.items()}
+FAMILY_FILES = (dense, layer_norms, gemma, granite, experts, scored, delta_net, mamba)
+FAMILY_ROWS: dict[str, Row] = {name: row for file in FAMILY_FILES for name, row in file.ROWS.items()}
 # Configurations that are compared with transformers, by name: the architecture, and changes of its tiny model.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     case: (name, dict(changes)) for name, row in FAMILY_ROWS.items() for case, changes in row.cases.items()

@@ -60,7 +60,6 @@ GPT_OSS = "GptOssForCausalLM"
 GRANITE = "GraniteMoeForCausalLM"
 GEMMA4 = "Gemma4ForCausalLM"
 NEMOTRON = "NemotronHForCausalLM"
-FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS, GRANITE, GEMMA4, NEMOTRON)
 FILES = [name for name, row in FAMILY_ROWS.items() if row.files_of_experts]
 CHANGES = {GEMMA4: {**GEMMA4_EXPERTS, "tie_word_embeddings": True}, NEMOTRON: {"moe_latent_size": 22}}
 UNGATED = ("experts.up_proj", "experts.down_proj")

@@ -257,7 +257,8 @@ def test_other_names_of_keys_are_read_as_in_transformers() -> None:
 def test_a_text_config_without_keys_has_the_defaults_of_transformers(architecture: str) -> None:
     whole = MULTIMODAL[architecture]
     kind, thinker = next(iter(whole.texts)), "thinker_config" in whole.text_keys[0]
-    own: dict[str, Any] = {} if kind == "nemotron_h" else {"head_dim": 64}  # that of Omni models, by default, is odd
+    hybrid = "hybrid_override_pattern" in FAMILIES[whole.texts[kind]].keys.__struct_fields__
+    own: dict[str, Any] = {} if hybrid else {"head_dim": 64}  # that of Omni models, by default, is odd
     own |= {"num_experts_per_tok": 6, "mlp_layer_types": ["sparse"] * 32} if kind == "deepseek_ocr2_text" else {}
 
     def parsed(text: dict[str, Any]) -> Any:

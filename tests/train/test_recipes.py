@@ -13,9 +13,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.families.table import FAMILY_ROWS, of_families
+from tests.sweeps import Families
+from wgrad.train.model.families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("device", "wgsl", "hip", "autograd", "train")
@@ -148,8 +153,13 @@ fn main(@builtin(global_invocation_id) at: vec3<u32>) {
     "model-family": {
         "train/model/families.py": (
             '    "MistralForCausalLM": Family(',
-            '    "ToyForCausalLM": Family("toy", LlamaFile, lambda keys: {"norm_offset": 1.0}, ""),\n'
+            '    "ToyForCausalLM": Family("toy", LlamaFile, lambda keys: {"embedding_scale": 3.0}, ""),\n'
             '    "MistralForCausalLM": Family(',
+        ),
+        "tests/families/dense.py": (
+            '    "MistralForCausalLM": Row(',
+            '    "ToyForCausalLM": Row(cases={"toy": {"rope_scaling": YARN}}, in_test_all=ALIKE),\n'
+            '    "MistralForCausalLM": Row(',
         ),
     },
     "weight-format": {
@@ -265,7 +275,7 @@ def test_recipes_work(tmp_path: Path, make_checkpoint: Any, text_data: Path, wgp
     for file in (ROOT / "src" / "wgrad").glob("*.py"):
         shutil.copy(file, tree / "src" / "wgrad")
     for recipe in RECIPES.values():
-        apply(recipe, tree)
+        apply({name: change for name, change in recipe.items() if not name.startswith("tests/")}, tree)
     model = Path(make_checkpoint(num_hidden_layers=1))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"architectures": ["ToyForCausalLM"], "model_type": "toy"}))
@@ -289,3 +299,39 @@ def test_recipes_work(tmp_path: Path, make_checkpoint: Any, text_data: Path, wgp
     assert found["status"] == 0, run.stderr
     assert "ToyForCausalLM" in run.stdout and "toy_factor: 3.0" in (out / "config.yaml").read_text()
     assert found["refused"] == 2 and "--toy-factor: must be above 0" in run.stderr
+
+
+@pytest.mark.oracle
+def test_a_family_by_its_recipe_computes_what_transformers_does(
+    make_checkpoint: Any, cpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entry and its row of tests, as the recipe writes them, are all that the tests and the page need."""
+    from tests.family_table import PAGE, page
+    from tests.train.model_oracle import check_against_the_oracle, transformers
+
+    class ToyConfig(transformers.GraniteConfig):  # type: ignore[name-defined, misc]
+        model_type = "toy"
+        embedding_multiplier: float = 3.0
+        attention_multiplier: float = 12**-0.5
+
+    class ToyForCausalLM(transformers.GraniteForCausalLM):  # type: ignore[name-defined, misc]
+        config_class = ToyConfig
+
+    transformers.AutoConfig.register("toy", ToyConfig, exist_ok=True)
+    transformers.AutoModelForCausalLM.register(ToyConfig, ToyForCausalLM, exist_ok=True)
+    changed = RECIPES["model-family"]
+    assert len({*changed, PAGE.relative_to(ROOT).as_posix()}) <= 3
+    for file, table in (("train/model/families.py", "FAMILIES"), ("tests/families/dense.py", "ROWS")):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        module = ModuleType(file)
+        monkeypatch.setitem(sys.modules, file, module)
+        before, after = tuple(changed[file])
+        exec(text.replace(before, after, 1), module.__dict__)
+        entry = getattr(module, table)["ToyForCausalLM"]
+        monkeypatch.setitem(FAMILIES if table == "FAMILIES" else FAMILY_ROWS, "ToyForCausalLM", entry)
+    (case,) = of_families(lambda row: row.cases.values(), ["ToyForCausalLM"])
+    architecture, changes = case.values
+    check_against_the_oracle(make_checkpoint(architecture, **changes), cpu)
+    assert "| Toy | `ToyForCausalLM` | 1 | not in llama.cpp |" in page(PAGE.read_text(encoding="utf-8"))
+    leave = Families("peft")
+    assert leave.chosen(["test[cpu-ToyForCausalLM-True]"]) == set()
