@@ -260,7 +260,7 @@ FAMILIES = {
     "NemotronForCausalLM": Family("nemotron", NemotronFile, variants.nemotron, "nemotron"),
     "GlmForCausalLM": Family("glm", GlmFile, variants.glm, "chatglm", "GLM-4 9B"),
     "Glm4ForCausalLM": Family("glm4", Glm4File, variants.glm4, "glm4", "GLM-4 0414"),
-    "CohereForCausalLM": Family("cohere", CohereFile, variants.cohere, "command-r", "Command R, Aya (Cohere 1)"),
+    "CohereForCausalLM": Family("cohere", CohereFile, variants.cohere, "command-r", "Command R, R+, Aya (Cohere 1)"),
     "Cohere2ForCausalLM": Family("cohere2", Cohere2File, variants.cohere2, "cohere2", "Command R7B, A (Cohere 2)"),
     "Cohere2MoeForCausalLM": Family(
         "cohere2_moe", Cohere2MoeFile, Cohere2MoeFile.variant, "cohere2moe", "Cohere 2, experts"
@@ -282,7 +282,7 @@ FAMILIES = {
     ),
     "OPTForCausalLM": Family("opt", OptFile, OptFile.variant, "", "OPT", in_peft="model.decoder."),
     "FalconForCausalLM": Family(
-        "falcon", FalconFile, FalconFile.variant, "falcon", "Falcon 7B to 180B, Falcon 2", in_peft="transformer.h."
+        "falcon", FalconFile, FalconFile.variant, "falcon", "Falcon, Falcon-RW, Falcon 2", in_peft="transformer.h."
     ),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
     "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "lfm2", "LFM2, dense"),
