@@ -127,6 +127,7 @@ def grouped_case(
     one_has_all: bool = False,
     dtype: Any = None,
     weight: Any = F32,
+    dy: Any = None,
 ) -> Case:
     """Return a case of a grouped GEMM.
 
@@ -142,6 +143,7 @@ def grouped_case(
         one_has_all: Whether one expert has all rows.
         dtype: Dtype of the result; None: the default.
         weight: Dtype of a dense weight.
+        dy: Dtype of dy; None: t.
     """
     tokens, experts, chosen, n, k = sizes
     if format:
@@ -156,7 +158,7 @@ def grouped_case(
             formats()[format].quantize(full, 64, double) if format else full.reshape(experts, n, k).astype(weight)
         )
         made["x"] = normal(rng, (tokens if gather else tokens * chosen, k), t)
-        made["dy"] = normal(rng, (tokens * chosen, n), t)
+        made["dy"] = normal(rng, (tokens * chosen, n), t if dy is None else dy)
         made["add"] = normal(rng, (tokens * chosen, n))
         made["out"] = normal(rng, (experts, n, k))
         return made

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from wgrad.device.memory import Array
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue, reduce_splits
-from wgrad.wgsl.gemm.gemm_skinny import Skinny, launch_along_x
+from wgrad.wgsl.gemm.gemm_skinny import MOST_RANK, Skinny, launch_along_x
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.cooperative_text import constant_of
+from wgrad.wgsl.runtime.dispatch_parts import range_parts
 from wgrad.wgsl.runtime.runtime import Runtime
 
 
@@ -153,9 +156,64 @@ def launch(
     splits, length = splits_of(product, tile)
     constants = product.constants(accumulate) | tile.constants(_fragments(product.rank))
     constants |= {"VEC_S": _vectors(product), "BY_STEPS": _by_steps(product), "SPLIT": splits > 1}
+    constants |= {"EXPERTS": False, "GATHER": False}
     constants |= constant_of(device.matrix_shape)
     target = device.empty((splits, *out.shape)) if splits > 1 else out
     tiles = groups(product, tile, splits)
     launch_along_x(device, "gemm_matrix_skinny", [x, s, target], product, out, alpha, length, tiles, constants)
     if splits > 1:
         reduce_splits(device, target, Epilogue(out, alpha, accumulate=accumulate), (out.shape[0], out.shape[1], splits))
+
+
+# For experts: of four on an H100 TODO.
+_OF_EXPERTS = _NARROW
+_WANTED_OF_EXPERTS, _LEAST_ROWS_OF_SHARE = 256, 256  # workgroups; rows of an expert, on average
+
+
+def of_experts(device: Runtime, x: Array, s: Array) -> SkinnyTile | None:
+    """Return the tile for S^T X of each expert, or None where tensor cores do not serve it."""
+    rank, columns = s.shape[1], x.shape[1]
+    if not device.matrix_units or x.dtype != np.float16 or s.dtype != np.float32:
+        return None
+    if columns % 8 or rank % 4 or rank > MOST_RANK:
+        return None
+    product = Skinny(x.shape, "float16", rank, rank, rank_inner=True, along_rows=True)
+    first = _WIDE if _fragments(rank) > 1 else _OF_EXPERTS
+    tiles = (tile.for_lanes(device.lanes) for tile in (first, *_SMALL))
+    return next((tile for tile in tiles if tile.workgroup_bytes(product) <= device.workgroup_bytes), None)
+
+
+def launch_experts(
+    device: Runtime,
+    tile: SkinnyTile,
+    x: Array,
+    s: Array,
+    out: Array,
+    start: Array,
+    order: Array | None,
+    alpha: float,
+    *,
+    transposed: bool,
+    accumulate: bool,
+) -> None:
+    """out [experts, rank, columns] = alpha s^T x of each expert's rows (+ out), or [experts, columns, rank].
+
+    x: [rows, columns], or with `order` [rows / chosen, columns]. s: [rows, rank].
+    """
+    (rows, rank), columns, experts = s.shape, x.shape[1], out.shape[0]
+    product = Skinny((rows, columns), "float16", rank, rank, rank_inner=True, along_rows=True, transposed=transposed)
+    tiles = -(-columns // tile.side)
+    shares = max(1, min(_MOST_SPLITS, _WANTED_OF_EXPERTS // (tiles * experts), rows // (experts * _LEAST_ROWS_OF_SHARE)))
+    constants = product.constants(accumulate) | tile.constants(_fragments(rank)) | constant_of(device.matrix_shape)
+    constants |= {"VEC_S": True, "BY_STEPS": True, "SPLIT": shares > 1, "EXPERTS": True, "GATHER": order is not None}
+    target = device.empty((shares, *out.shape)) if shares > 1 else out
+    work = 2.0 * rows * columns * rank
+    sizes = [rows, columns, rank, rank, out.shape[2], 0, 1 if order is None else rows // x.shape[0], shares, 0, 0]
+    for first, end in range_parts(tiles, work, device.dispatch_work):
+        params = [*sizes, float(alpha), 0, out.size, first]
+        share = (end - first) / tiles
+        groups, arrays = (end - first, experts, shares), [x, s, target, start, order]
+        device.launch("gemm_matrix_skinny", arrays, params, groups, constants, work=work * share)
+    if shares > 1:
+        mns = (experts * out.shape[1], out.shape[2], shares)
+        reduce_splits(device, target, Epilogue(out, alpha, accumulate=accumulate), mns)

@@ -8,6 +8,9 @@
 // (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS. S is split into two pieces of f16, the
 // rounded value and the remainder, so that no precision is lost.
 //
+// EXPERTS, with ALONG_ROWS: C [experts, ..], each from its expert's rows, start[expert] to start[expert + 1]. With GATHER
+// row k of X is row order[k] / p.column_1. y = experts; z = p.column_2 shares of each expert's rows.
+//
 // Dispatch: x = rows (or columns where ALONG_ROWS) / TILE; y = parts; z = shares of the reduction, of k_per_split each,
 // whose sums go to C [shares, split_size] for gemm_reduce.wgsl (SPLIT).
 // A workgroup of SGS subgroups of LANES invocations takes TILE rows or columns of X and walks the reduction in blocks
@@ -26,6 +29,12 @@ enable wgpu_cooperative_matrix;
 @group(0) @binding(2) var<storage, read> s: array<f32>;
 #endif
 @group(0) @binding(3) var<storage, read_write> c: array<f32>;
+#if EXPERTS
+@group(0) @binding(4) var<storage, read> start: array<i32>;
+#if GATHER
+@group(0) @binding(5) var<storage, read> order: array<i32>;
+#endif
+#endif
 
 #include "common.inc.wgsl" optimization_barrier
 #include "common.inc.wgsl" matrix_pieces
@@ -59,6 +68,16 @@ var<workgroup> strips: array<vec4<f32>, SGS * 16u * 4u>;
 
 #include read
 
+#if EXPERTS
+fn row_of_x(k: u32) -> u32 {
+#if GATHER
+  return u32(order[k]) / p.column_1;
+#else
+  return k;
+#endif
+}
+#endif
+
 #if LANES == 32
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -73,6 +92,19 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let ld_x = 2u * X_LD;
   let ld_strip = 4u;
   let first_x = (p.first_tile + wg.x) * TILE;
+#if EXPERTS
+  let k_first = u32(start[wg.y]);
+  let rows = u32(start[wg.y + 1u]) - k_first;
+  // A share without rows multiplies one that is another's, and its sums are not taken.
+  let k_last = max(k_first + rows, 1u);
+  let first_s = 0u;
+  let first_c = 0u;
+  let of_share = (rows + KB * p.column_2 - 1u) / (KB * p.column_2) * KB;
+  let k_begin = min(k_first + wg.z * of_share, k_first + rows);
+  let some = k_begin < k_first + rows;
+  let k_end = max(min(k_first + rows, k_begin + of_share), 1u);
+  let expert_c = wg.y * (p.rank * p.columns);
+#else
 #include "gemm_skinny.inc.wgsl" range
 #if SPLIT
   // In a part with fewer shares than others, some would begin beyond its end: they give zeros.
@@ -81,6 +113,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #else
   let k_begin = k_first;
   let k_end = k_last;
+#endif
+  let expert_c = 0u;
 #endif
   let blocks = (k_end - k_begin + KB - 1u) / KB;
   let rounds = (blocks + AHEAD - 1u) / AHEAD;
@@ -132,7 +166,15 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     coopStoreT(acc_$i_$j, &strips[strip], ld_strip);
     workgroupBarrier();
     for (var e = lid; e < 256u * GROUPS; e += THREADS) {
+#if EXPERTS
+#if C_TRANS
+      let at = e % 16u * 16u + e / 16u % 16u;  // neighboring invocations store neighboring ranks
+#else
       let at = e % 256u;
+#endif
+#else
+      let at = e % 256u;
+#endif
       let group = e / 256u;
       var sum = 0.0;
       for (var other = group; other < SGS; other += GROUPS) { sum += strips[other * 64u + at / 4u][at % 4u]; }
@@ -145,10 +187,13 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
       let i = first_x + 16u * (group * CF + $ju) + at / 16u;
       let inside = r < p.rank && i < p.rows;
 #endif
+#if EXPERTS
+      sum = select(0.0, sum, some);
+#endif
 #if SPLIT
-      if (inside) { c[wg.z * p.split_size + place(i, first_c + r)] = sum; }
+      if (inside) { c[wg.z * p.split_size + expert_c + place(i, first_c + r)] = sum; }
 #else
-      let to = place(i, first_c + r);
+      let to = expert_c + place(i, first_c + r);
 #if ACCUMULATE
       if (inside) { c[to] += sum * p.alpha; }
 #else
@@ -199,7 +244,11 @@ fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
 #unroll e X_LOADS
     let x_e_$e = lid + THREADS * $eu;
 #if ALONG_ROWS
+#if EXPERTS
+    let x_k_$e = row_of_x(min(k0 + x_e_$e / X_WIDTH, k_last - 1u));
+#else
     let x_k_$e = min(k0 + x_e_$e / X_WIDTH, k_last - 1u);
+#endif
     let next_x_$e = x[(x_k_$e * p.columns + min(first_x + 8u * (x_e_$e % X_WIDTH), p.columns - 8u)) / 8u];
 #else
     let x_k_$e = min(k0 + 8u * (x_e_$e % X_WIDTH), k_last - 8u);

@@ -10,11 +10,12 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
 from wgrad.wgsl.formats.formats import BLOCK, KINDS, WeightForm, widest_unit
 from wgrad.wgsl.formats.quantize import decode
-from wgrad.wgsl.gemm import gemm_matrix, gemv
+from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemv
 from wgrad.wgsl.gemm.dequantized import Form, dequantized
 from wgrad.wgsl.gemm.gemm import Experts, launch
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
+from wgrad.wgsl.gemm.gemm_matrix_skinny import launch_experts
 from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile
 from wgrad.wgsl.gemm.gemv import VectorTile
 from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, form_of, on_tensor_cores
@@ -225,6 +226,14 @@ def grouped_weight_grad(
     (rows, n), k, experts = dy.shape, x.shape[1], start.size - 1
     if out is None:
         out = device.empty((experts, n, k))
+    of_x = gemm_matrix_skinny.of_experts(device, x, dy)
+    of_dy = gemm_matrix_skinny.of_experts(device, dy, x) if order is None else None
+    if of_x is not None:
+        launch_experts(device, of_x, x, dy, out, start, order, alpha, transposed=False, accumulate=accumulate)
+        return out
+    if of_dy is not None:
+        launch_experts(device, of_dy, dy, x, out, start, None, alpha, transposed=True, accumulate=accumulate)
+        return out
     tile_n, tile_k = (16, 64) if n <= 16 else (64, 16) if k <= 16 else (32, 32)
     kinds = {"DY_KIND": KINDS[dy.dtype_name], "X_KIND": KINDS[x.dtype_name], "SCALAR": False}
     constants: dict[str, Constant] = {"TILE_N": tile_n, "TILE_K": tile_k, **kinds}
