@@ -13,7 +13,7 @@ from wgrad.wgsl.formats.quantize import decode
 from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemv
 from wgrad.wgsl.gemm.dequantized import Form, dequantized
 from wgrad.wgsl.gemm.gemm import Experts, launch
-from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
+from wgrad.wgsl.gemm.gemm_epilogue import Epilogue, reduce_splits
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 from wgrad.wgsl.gemm.gemm_matrix_skinny import launch_experts
 from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile
@@ -66,6 +66,8 @@ _ARRAYS_ABOUT_FORWARD = replace(_FORWARD_FEWER, taller=1)  # about as many rows 
 _ARRAYS_ABOUT_BACKWARD = replace(_OF_ARRAYS, ahead=False, taller=2)
 _WEIGHTS_ABOUT = replace(_FORWARD, ahead=False, decode_first=True)
 _WHOLE_ABOUT = replace(_ARRAYS_ABOUT_BACKWARD, decode_first=True)  # about as many rows as one tile, no nested scales
+# Of the weight gradient without tensor cores: rows of an expert are shared out until there are so many workgroups.
+_WANTED_GROUPS, _MOST_SHARES, _ROWS_OF_SHARE = 256, 16, 128
 
 
 @implements("grouped_linear")
@@ -234,11 +236,45 @@ def grouped_weight_grad(
     if of_dy is not None:
         launch_experts(device, of_dy, dy, x, out, start, None, alpha, transposed=True, accumulate=accumulate)
         return out
-    tile_n, tile_k = (16, 64) if n <= 16 else (64, 16) if k <= 16 else (32, 32)
-    kinds = {"DY_KIND": KINDS[dy.dtype_name], "X_KIND": KINDS[x.dtype_name], "SCALAR": False}
-    constants: dict[str, Constant] = {"TILE_N": tile_n, "TILE_K": tile_k, **kinds}
-    constants |= {"GATHER": order is not None, "ACCUMULATE": accumulate}
-    params = [n, k, 1 if order is None else order.size // x.shape[0], float(alpha)]
-    groups, work = (-(-k // tile_k), -(-n // tile_n), experts), 2.0 * rows * n * k
-    launch_tiles(device, "moe_weight_grad", [dy, x, start, out, order], params, groups, constants, work=work)
+    _weight_grad(device, dy, x, out, start, order, alpha, accumulate)
     return out
+
+
+def _weight_grad(
+    device: Runtime,
+    dy: Array,
+    x: Array,
+    out: Array,
+    start: Array,
+    order: Array | None,
+    alpha: float,
+    accumulate: bool,
+) -> None:
+    """The gradient without tensor cores."""
+    (rows, n), k, experts = dy.shape, x.shape[1], start.size - 1
+    tile_n, tile_k, quads_n, quads_k = _gradient_tile(n, k)
+    threads = tile_n * tile_k // (16 * quads_n * quads_k)
+    tiles = -(-k // tile_k), -(-n // tile_n)
+    wanted = _WANTED_GROUPS // (tiles[0] * tiles[1] * experts)
+    shares = max(1, min(_MOST_SHARES, wanted, rows // (experts * _ROWS_OF_SHARE)))
+    target = device.empty((shares, *out.shape)) if shares > 1 else out
+    constants: dict[str, Constant] = {"DY_KIND": KINDS[dy.dtype_name], "X_KIND": KINDS[x.dtype_name]}
+    constants |= {"TILE_N": tile_n, "TILE_K": tile_k, "QN": quads_n, "QK": quads_k, "THREADS": threads}
+    constants |= {"DY_LOADS": -(-4 * tile_n // threads), "X_LOADS": -(-4 * tile_k // threads)}
+    constants |= {"VEC_DY": n % 4 == 0, "VEC_X": k % 4 == 0, "SPLIT": shares > 1}
+    constants |= {"GATHER": order is not None, "ACCUMULATE": accumulate}
+    size = out.size // 4 if k % 4 == 0 else out.size
+    params = [n, k, 1 if order is None else order.size // x.shape[0], shares, size, float(alpha)]
+    groups, work = (*tiles, experts * shares), 2.0 * rows * n * k
+    launch_tiles(device, "moe_weight_grad", [dy, x, start, target, order], params, groups, constants, work=work)
+    if shares > 1:
+        reduce_splits(device, target, Epilogue(out, alpha, accumulate=accumulate), (experts * n, k, shares))
+
+
+def _gradient_tile(n: int, k: int) -> tuple[int, int, int, int]:
+    """Choose N and K of a tile, and vectors of 4 of each of an invocation. One of them is often a LoRA's rank."""
+    short = min(n, k)
+    if short > 32:
+        return 32, 64, 1, 2
+    side, wide, quads = (8, 256, 1) if short <= 8 else (16, 256, 2) if short <= 16 else (32, 128, 2)
+    return (side, wide, 1, quads) if n <= k else (wide, side, quads, 1)
