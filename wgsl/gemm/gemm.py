@@ -22,6 +22,9 @@ from wgrad.wgsl.runtime.cooperative_text import constant_of
 from wgrad.wgsl.runtime.dispatch_parts import launch_tiles
 from wgrad.wgsl.runtime.runtime import Runtime
 
+# Of experts' GEMMs, those of so small a K load the residual ahead: the others have texts for an expert's last rows, or more.
+_RANKS = 32
+
 
 def matmul(
     device: Runtime,
@@ -124,7 +127,8 @@ def launch(
         "GATHER": experts is not None and experts.order is not None,
     }
     ahead = isinstance(plan.tile, MatrixTile) and bool(after["HAS_RESIDUAL"] and after["VEC_C"])
-    constants["RESIDUAL_AHEAD"] = ahead and experts is None and _in_memory_of_its_own(end.residual, arrays)
+    alone = experts is None or gemm.mnk[2] <= _RANKS
+    constants["RESIDUAL_AHEAD"] = ahead and alone and _in_memory_of_its_own(end.residual, arrays)
     rank, groups, work = ld_u // max(1, len(end.parts)), plan.groups, 2.0 * gemm.batch * m * n * k
     if experts is not None:
         arrays[3], arrays[5] = experts.start, experts.order
