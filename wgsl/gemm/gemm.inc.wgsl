@@ -308,16 +308,12 @@ fn chosen() -> u32 { return p.ld_u; }
   let within_$to = select(vec2<u32>(within_$from.x, middle_$to), vec2<u32>(middle_$to, within_$from.y), is_behind_$to);
 #endpart
 
-#part range
-// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: the workgroup's tile, its range of K, and where operands and
-// results begin.
-#if EXPERTS
-  let n0 = (p.first_x + wg.x) * TILE_N;
+#part tile_of_expert experts
+// Part of the part range, and of gemm_matrix_skinny.wgsl: the expert of a tile of TILE_M rows, and the tile's rows.
   // The number of rows of an expert is not known at the launch. Tile t belongs to the last expert e with
   // start[e] / TILE_M + e <= t. So each expert has at least the tiles that it needs, and all have rows / TILE_M +
   // experts. There are no variables, so that a compiler sees uniform control flow, which cooperative operations need.
-  let tile = p.first_y + wg.y;
-  let within_0 = vec2<u32>(0u, p.rank);
+  let within_0 = vec2<u32>(0u, $experts);
 #include narrow from=0 to=1
 #include narrow from=1 to=2
 #include narrow from=2 to=3
@@ -332,6 +328,15 @@ fn chosen() -> u32 { return p.ld_u; }
   let m0 = u32(start[expert]) + (tile - (u32(start[expert]) / TILE_M + expert)) * TILE_M;
   let m_end = u32(start[expert + 1u]);
   if (m0 >= m_end) { return; }
+#endpart
+
+#part range
+// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: the workgroup's tile, its range of K, and where operands and
+// results begin.
+#if EXPERTS
+  let n0 = (p.first_x + wg.x) * TILE_N;
+  let tile = p.first_y + wg.y;
+#include tile_of_expert experts=p.rank
   let rows_left = m_end - m0;
   let k_first = 0u;
   let k_last = p.k;

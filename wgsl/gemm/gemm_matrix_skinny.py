@@ -165,25 +165,36 @@ def launch(
         reduce_splits(device, target, Epilogue(out, alpha, accumulate=accumulate), (out.shape[0], out.shape[1], splits))
 
 
-# For experts: of four on an H100 TODO.
-_OF_EXPERTS = _NARROW
+# Of experts (bench/notes/experts.md).
+_GRADIENTS, _OF_ROWS = _NARROW, _NARROW
 _WANTED_OF_EXPERTS, _LEAST_ROWS_OF_SHARE = 256, 256  # workgroups; rows of an expert, on average
 
 
-def of_experts(device: Runtime, x: Array, s: Array) -> SkinnyTile | None:
-    """Return the tile for S^T X of each expert, or None where tensor cores do not serve it."""
-    rank, columns = s.shape[1], x.shape[1]
+def expert_tile(device: Runtime, x: Array, s: Array, *, along_rows: bool, rank_inner: bool = True) -> SkinnyTile | None:
+    """Return the tile of a GEMM of each expert's rows of x with the small s, or None where tensor cores do not serve it.
+
+    along_rows: s^T x, with s [rows, rank]. Otherwise s has a matrix for each expert, [columns, rank] if `rank_inner`.
+    """
+    columns, rank = x.shape[1], s.shape[-1 if rank_inner else -2]
     if not device.matrix_units or x.dtype != np.float16 or s.dtype != np.float32:
         return None
-    if columns % 8 or rank % 4 or rank > MOST_RANK:
+    if columns % 8 or rank > MOST_RANK or (along_rows and rank % 4):
         return None
-    product = Skinny(x.shape, "float16", rank, rank, rank_inner=True, along_rows=True)
-    first = _WIDE if _fragments(rank) > 1 else _OF_EXPERTS
+    product = Skinny(x.shape, "float16", s.shape[-1], rank, rank_inner, along_rows)
+    first = _WIDE if _fragments(rank) > 1 else _GRADIENTS if along_rows else _OF_ROWS
     tiles = (tile.for_lanes(device.lanes) for tile in (first, *_SMALL))
     return next((tile for tile in tiles if tile.workgroup_bytes(product) <= device.workgroup_bytes), None)
 
 
-def launch_experts(
+def _expert_constants(
+    device: Runtime, product: Skinny, tile: SkinnyTile, order: Array | None, **more: bool
+) -> dict[str, Constant]:
+    found = product.constants(False) | tile.constants(_fragments(product.rank)) | constant_of(device.matrix_shape)
+    found |= {"VEC_S": _vectors(product), "BY_STEPS": _by_steps(product), "SPLIT": False}
+    return found | {"EXPERTS": True, "GATHER": order is not None, **more}
+
+
+def launch_gradients(
     device: Runtime,
     tile: SkinnyTile,
     x: Array,
@@ -201,19 +212,54 @@ def launch_experts(
     x: [rows, columns], or with `order` [rows / chosen, columns]. s: [rows, rank].
     """
     (rows, rank), columns, experts = s.shape, x.shape[1], out.shape[0]
-    product = Skinny((rows, columns), "float16", rank, rank, rank_inner=True, along_rows=True, transposed=transposed)
+    product = Skinny((rows, columns), "float16", rank, rank, True, True, transposed)
     tiles = -(-columns // tile.side)
-    shares = max(1, min(_MOST_SPLITS, _WANTED_OF_EXPERTS // (tiles * experts), rows // (experts * _LEAST_ROWS_OF_SHARE)))
-    constants = product.constants(accumulate) | tile.constants(_fragments(rank)) | constant_of(device.matrix_shape)
-    constants |= {"VEC_S": True, "BY_STEPS": True, "SPLIT": shares > 1, "EXPERTS": True, "GATHER": order is not None}
+    wanted = _WANTED_OF_EXPERTS // (tiles * experts)
+    shares = max(1, min(_MOST_SPLITS, wanted, rows // (experts * _LEAST_ROWS_OF_SHARE)))
+    constants = _expert_constants(device, product, tile, order, ACCUMULATE=accumulate, SPLIT=shares > 1)
     target = device.empty((shares, *out.shape)) if shares > 1 else out
-    work = 2.0 * rows * columns * rank
-    sizes = [rows, columns, rank, rank, out.shape[2], 0, 1 if order is None else rows // x.shape[0], shares, 0, 0]
-    for first, end in range_parts(tiles, work, device.dispatch_work):
-        params = [*sizes, float(alpha), 0, out.size, first]
-        share = (end - first) / tiles
-        groups, arrays = (end - first, experts, shares), [x, s, target, start, order]
-        device.launch("gemm_matrix_skinny", arrays, params, groups, constants, work=work * share)
+    sizes = [rows, columns, rank, rank, out.shape[2], 0, rows // x.shape[0], shares, 0, 0, float(alpha), 0, out.size]
+    _launch_tiles(device, [x, s, target, start, order], sizes, (tiles, experts, shares), constants, rows)
     if shares > 1:
         mns = (experts * out.shape[1], out.shape[2], shares)
         reduce_splits(device, target, Epilogue(out, alpha, accumulate=accumulate), mns)
+
+
+def launch_rows(
+    device: Runtime,
+    tile: SkinnyTile,
+    x: Array,
+    s: Array,
+    out: Array,
+    start: Array,
+    order: Array | None,
+    alpha: float,
+    *,
+    rank_inner: bool,
+) -> None:
+    """out [rows, rank] = alpha x s^T, with the matrix of each row's expert; with `rank_inner`, x s.
+
+    x: as in `launch_gradients`. s: [experts, rank, columns], or with `rank_inner` [experts, columns, rank].
+    """
+    (rows, rank), columns, experts = out.shape, x.shape[1], s.shape[0]
+    product = Skinny((rows, columns), "float16", s.shape[2], rank, rank_inner, False)
+    constants = _expert_constants(device, product, tile, order)
+    of_expert = columns * rank if rank_inner else rank
+    sizes = [rows, columns, rank, s.shape[2], rank, 0, rows // x.shape[0], experts, 0, 0, float(alpha), 0, of_expert]
+    groups = (rows // tile.side + experts, 1, 1)
+    _launch_tiles(device, [x, s, out, start, order], sizes, groups, constants, rows)
+
+
+def _launch_tiles(
+    device: Runtime,
+    arrays: list[Array | None],
+    params: list[int | float],
+    groups: tuple[int, int, int],
+    constants: dict[str, Constant],
+    rows: int,
+) -> None:
+    """Launch workgroups in as many dispatches as `Runtime.dispatch_work` asks for; first_tile comes last."""
+    (tiles, *others), work = groups, 2.0 * rows * params[1] * params[2]
+    for first, end in range_parts(tiles, work, device.dispatch_work):
+        size, share = (end - first, *others), (end - first) / tiles
+        device.launch("gemm_matrix_skinny", arrays, [*params, first], size, constants, work=work * share)

@@ -8,8 +8,10 @@
 // (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS. S is split into two pieces of f16, the
 // rounded value and the remainder, so that no precision is lost.
 //
-// EXPERTS, with ALONG_ROWS: C [experts, ..], each from its expert's rows, start[expert] to start[expert + 1]. With GATHER
-// row k of X is row order[k] / p.column_1. y = experts; z = p.column_2 shares of each expert's rows.
+// EXPERTS: rows belong to experts, start[expert] to start[expert + 1]. With GATHER row i of X is row order[i] / p.column_1.
+// Without ALONG_ROWS, S has p.split_size ranks (RANK_INNER: elements) for each of p.column_2 experts, and tiles of x are
+// as in the part tile_of_expert. With it, C has a result for each expert: y = experts, z = p.column_2 shares of each
+// expert's rows.
 //
 // Dispatch: x = rows (or columns where ALONG_ROWS) / TILE; y = parts; z = shares of the reduction, of k_per_split each,
 // whose sums go to C [shares, split_size] for gemm_reduce.wgsl (SPLIT).
@@ -41,6 +43,7 @@ enable wgpu_cooperative_matrix;
 
 const THREADS: u32 = $LANESu * SGS;
 const TILE: u32 = 16u * CF * GROUPS;
+const TILE_M: u32 = TILE;
 // Blocks have the layout of X and S, in eights; rows of an odd number of eights start in different banks. A row of the
 // pieces has one rank or, BY_STEPS (ranks are contiguous in S and read four at a time), one step of the reduction.
 #if BY_STEPS
@@ -69,11 +72,11 @@ var<workgroup> strips: array<vec4<f32>, SGS * 16u * 4u>;
 #include read
 
 #if EXPERTS
-fn row_of_x(k: u32) -> u32 {
+fn row_of_x(i: u32) -> u32 {
 #if GATHER
-  return u32(order[k]) / p.column_1;
+  return u32(order[i]) / p.column_1;
 #else
-  return k;
+  return i;
 #endif
 }
 #endif
@@ -91,8 +94,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let ld = 2u * S_LD;  // row stride for cooperative loads, in vec4<f16>
   let ld_x = 2u * X_LD;
   let ld_strip = 4u;
-  let first_x = (p.first_tile + wg.x) * TILE;
 #if EXPERTS
+#if ALONG_ROWS
+  let first_x = (p.first_tile + wg.x) * TILE;
+  let row_end = p.rows;
   let k_first = u32(start[wg.y]);
   let rows = u32(start[wg.y + 1u]) - k_first;
   // A share without rows multiplies one that is another's, and its sums are not taken.
@@ -105,6 +110,20 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let k_end = max(min(k_first + rows, k_begin + of_share), 1u);
   let expert_c = wg.y * (p.rank * p.columns);
 #else
+  let tile = p.first_tile + wg.x;
+#include "gemm.inc.wgsl" tile_of_expert experts=p.column_2
+  let first_x = m0;
+  let row_end = m_end;
+  let k_begin = 0u;
+  let k_end = p.columns;
+  let k_last = p.columns;
+  let first_s = expert * p.split_size;
+  let first_c = 0u;
+  let expert_c = 0u;
+#endif
+#else
+  let first_x = (p.first_tile + wg.x) * TILE;
+  let row_end = p.rows;
 #include "gemm_skinny.inc.wgsl" range
 #if SPLIT
   // In a part with fewer shares than others, some would begin beyond its end: they give zeros.
@@ -185,10 +204,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #else
       let r = 16u * $iu + at % 16u;
       let i = first_x + 16u * (group * CF + $ju) + at / 16u;
-      let inside = r < p.rank && i < p.rows;
+      let inside = r < p.rank && i < row_end;
 #endif
 #if EXPERTS
+#if ALONG_ROWS
       sum = select(0.0, sum, some);
+#endif
 #endif
 #if SPLIT
       if (inside) { c[wg.z * p.split_size + expert_c + place(i, first_c + r)] = sum; }
@@ -252,7 +273,12 @@ fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
     let next_x_$e = x[(x_k_$e * p.columns + min(first_x + 8u * (x_e_$e % X_WIDTH), p.columns - 8u)) / 8u];
 #else
     let x_k_$e = min(k0 + 8u * (x_e_$e % X_WIDTH), k_last - 8u);
-    let next_x_$e = x[(min(first_x + x_e_$e / X_WIDTH, p.rows - 1u) * p.columns + x_k_$e) / 8u];
+#if EXPERTS
+    let x_row_$e = row_of_x(min(first_x + x_e_$e / X_WIDTH, row_end - 1u));
+#else
+    let x_row_$e = min(first_x + x_e_$e / X_WIDTH, row_end - 1u);
+#endif
+    let next_x_$e = x[(x_row_$e * p.columns + x_k_$e) / 8u];
 #endif
 #end
 #unroll e S_LOADS

@@ -15,7 +15,7 @@ from wgrad.wgsl.gemm.dequantized import Form, dequantized
 from wgrad.wgsl.gemm.gemm import Experts, launch
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue, reduce_splits
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
-from wgrad.wgsl.gemm.gemm_matrix_skinny import launch_experts
+from wgrad.wgsl.gemm.gemm_matrix_skinny import launch_gradients, launch_rows
 from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile
 from wgrad.wgsl.gemm.gemv import VectorTile
 from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, form_of, on_tensor_cores
@@ -113,6 +113,11 @@ def _grouped(
         weight = decode(device, weight, np.dtype(np.float32))  # a row would start inside a unit of codes
     experts = Experts(start, order, 1 if order is None else order.size // a.shape[0])
     (rows, n), k = end.out.shape, a.shape[1]
+    if isinstance(weight, Array) and end.is_plain and end.out.dtype == np.float32 and rows > _FEW_ROWS * experts.count:
+        narrow = gemm_matrix_skinny.expert_tile(device, a, weight, along_rows=False, rank_inner=not trans_b)
+        if narrow is not None:
+            launch_rows(device, narrow, a, weight, end.out, start, order, end.alpha, rank_inner=not trans_b)
+            return
     gemm = Gemm((rows, n, k), a.dtype_name, form_of(weight), end.out.dtype_name, trans_b=trans_b)
     limits = Limits.of(device)
     if isinstance(weight, FrozenWeight) and (form := dequantized_first(gemm, experts.count, limits)):
@@ -232,15 +237,14 @@ def grouped_weight_grad(
     (rows, n), k, experts = dy.shape, x.shape[1], start.size - 1
     if out is None:
         out = device.empty((experts, n, k))
-    of_x = gemm_matrix_skinny.of_experts(device, x, dy)
-    of_dy = gemm_matrix_skinny.of_experts(device, dy, x) if order is None else None
+    of_x = gemm_matrix_skinny.expert_tile(device, x, dy, along_rows=True)
+    of_dy = gemm_matrix_skinny.expert_tile(device, dy, x, along_rows=True) if order is None else None
     if of_x is not None:
-        launch_experts(device, of_x, x, dy, out, start, order, alpha, transposed=False, accumulate=accumulate)
-        return out
-    if of_dy is not None:
-        launch_experts(device, of_dy, dy, x, out, start, None, alpha, transposed=True, accumulate=accumulate)
-        return out
-    _weight_grad(device, dy, x, out, start, order, alpha, accumulate)
+        launch_gradients(device, of_x, x, dy, out, start, order, alpha, transposed=False, accumulate=accumulate)
+    elif of_dy is not None:
+        launch_gradients(device, of_dy, dy, x, out, start, None, alpha, transposed=True, accumulate=accumulate)
+    else:
+        _weight_grad(device, dy, x, out, start, order, alpha, accumulate)
     return out
 
 
