@@ -96,7 +96,22 @@ def expert_cases() -> list[Case]:
         ]
     for format in ("nf4", "mxfp4"):
         found.append(grouped_case("forward", "one by one", (2, 17, 2, 136, 160), F16, gather=True, format=format))
-    return [*found, grouped_case("forward", "one has all", (272, 2, 2, 72, 128), F16, format="nf4", one_has_all=True)]
+    found.append(grouped_case("forward", "one has all", (272, 2, 2, 72, 128), F16, format="nf4", one_has_all=True))
+    return found + expert_rank_cases()
+
+
+def expert_rank_cases() -> list[Case]:
+    """Return cases of the GEMMs of experts' LoRA: float16 with float32 operands, or float32 rounded to float16."""
+    of_x: dict[str, Any] = {"gather": True, "dy": F32}
+    return [
+        grouped_case("weight_grad", "ranks", (70, 4, 2, 16, 136), F16, **of_x),
+        grouped_case("weight_grad", "ranks", (520, 2, 2, 20, 72), F16, **of_x, add=True),
+        grouped_case("weight_grad", "ranks", (70, 3, 2, 136, 12), F32, dy=F16, add=True, one_has_all=True),
+        grouped_case("forward", "ranks", (70, 3, 2, 20, 136), F16, gather=True, dtype=F32),
+        grouped_case("backward", "ranks", (70, 3, 2, 136, 16), F16, dtype=F32),
+        grouped_case("forward", "ranks", (70, 3, 2, 136, 8), F32, add=True, dtype=F16),
+        grouped_case("backward", "ranks", (70, 3, 2, 24, 136), F32, dtype=F16),
+    ]
 
 
 def attention_cases() -> list[Case]:

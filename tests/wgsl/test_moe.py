@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.case_results import assert_case
-from tests.wgsl.launches import same_bits_in_parts
+from tests.wgsl.launches import launched, same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import F16, F32, Case, Inputs
 from wgrad.autograd.selftest.experts import cases, grouped_case
-from wgrad.autograd.selftest.matrix import expert_cases
+from wgrad.autograd.selftest.matrix import expert_cases, expert_rank_cases
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_matrix
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
@@ -136,6 +136,62 @@ def test_many_rows_are_multiplied_with_a_dequantized_weight(
         case = grouped_case(direction, "rows", (tokens, 5, 2, width, 64), F16, format="nf4", double=True)
         assert_case(case, matrix_device)
         assert ("gemm_matrix", in_blocks) in forms and (("quantize_decode", in_blocks) in forms) == first
+
+
+RANKS = [(case, 32) for case in expert_rank_cases()] + [
+    pytest.param(case, lanes, marks=pytest.mark.all) for case in expert_rank_cases() for lanes in LANES if lanes != 32
+]
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(("case", "lanes"), RANKS, ids=lambda value: getattr(value, "name", str(value)))
+def test_lora_of_experts_runs_on_tensor_cores(
+    case: Case, lanes: int, matrix_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is added is read ahead where K is the rank. With few experts, several workgroups share an expert's rows."""
+    monkeypatch.setattr(matrix_device, "lanes", lanes)
+    monkeypatch.setattr(grouped, "_OF_RANKS", MatrixTile(1, 2, 2, 1, 1, 16))
+    ahead, launch = [], matrix_device.launch
+
+    def noted(shader: str, arrays: Any, params: Any, groups: Any, constants: Any, **options: Any) -> None:
+        ahead.append(constants.get("RESIDUAL_AHEAD"))
+        launch(shader, arrays, params, groups, constants, **options)
+
+    monkeypatch.setattr(matrix_device, "launch", noted)
+    assert_case(case, matrix_device)
+    narrow = case.op == "grouped_weight_grad" or case.dtype == "float16"
+    shared = {"gemm_reduce"} if case.shape.startswith("520x2x") else set()
+    assert matrix_device.launched == ({"gemm_matrix_skinny"} | shared if narrow else {"gemm_matrix"})
+    assert any(ahead) == (case.op == "grouped_linear" and not narrow)
+
+
+@pytest.mark.parametrize(("n", "k", "rows"), [(16, 72, 16), (16, 76, 40), (6, 72, 40), (68, 72, 40)])
+def test_other_ranks_of_experts_take_the_general_kernels(n: int, k: int, rows: int, matrix_device: Any) -> None:
+    """Rows of x that are no multiple of 16 bytes, ranks beyond the largest or, of a gradient, not read four at once;
+    few rows of an expert."""
+    case = grouped_case("weight_grad", "other ranks", (rows, 2, 1, n, k), F16, gather=True, dy=F32)
+    if rows > 16:
+        assert_case(case, matrix_device)
+        assert matrix_device.launched == {"moe_weight_grad"}
+    if n != 6:
+        matrix_device.launched.clear()
+        assert_case(
+            grouped_case("forward", "other ranks", (rows, 2, 1, n, k), F16, gather=True, dtype=F32), matrix_device
+        )
+        assert "gemm_matrix_skinny" not in matrix_device.launched
+
+
+@pytest.mark.parametrize(("n", "k"), [(7, 70), (67, 12), (20, 132), (130, 30)])
+def test_gradients_share_the_rows_of_an_expert(
+    n: int, k: int, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without tensor cores: shares of a few rows, the last of fewer; of one expert all rows, of the others none."""
+    monkeypatch.setattr(grouped, "_ROWS_OF_SHARE", 16)
+    names = launched(wgpu_device, monkeypatch)
+    for one_has_all in (False, True):
+        case = grouped_case("weight_grad", "shares", (75, 3, 2, n, k), F16, dy=F32, add=True, one_has_all=one_has_all)
+        assert_case(case, wgpu_device)
+    assert names == ["moe_weight_grad", "gemm_reduce"] * 2
 
 
 @pytest.mark.parametrize("format", ["", "nf4", "q6_k"])

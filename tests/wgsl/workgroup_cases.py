@@ -102,6 +102,8 @@ CASES = {
     "gemm_matrix_skinny": [
         "gemm_nt/skinny/208x20x624/float16*float32/any tile",
         "gemm_tn/skinny/16x624x208/float32*float16/any tile",
+        "grouped_weight_grad/float32 ranks/70x4x2x16x136/float16",
+        "grouped_linear_backward/float32 ranks/70x3x2x136x16/float16",
     ],
     "gemm_skinny": ["lora_du/stack of 2/37x192x5/float32", "lora_db/stack of 3/131x384x8/float32"],
     "gemm_transpose": ["gemm_nn/transposed/131x67x75/float32"],
@@ -148,6 +150,8 @@ def use_small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
     monkeypatch.setattr(gemm_matrix_lora, "TILE", SMALL_LORA)
     monkeypatch.setattr(gemm_matrix_lora, "_AT_ONCE", 6)  # so that shares have several tiles
+    for name in ("_GRADIENTS", "_OF_ROWS", "_WIDE"):
+        monkeypatch.setattr(gemm_matrix_skinny, name, SMALL_SKINNY)
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_skinny, "_THREADS", 64)
     monkeypatch.setattr(grouped, "_matrix_tile", lambda *_: SMALL_EXPERTS)

@@ -331,8 +331,7 @@ fn chosen() -> u32 { return p.ld_u; }
 #endpart
 
 #part range
-// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: the workgroup's tile, its range of K, and where operands and
-// results begin.
+// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: the workgroup's tile, its range of K, and where arrays begin.
 #if EXPERTS
   let n0 = (p.first_x + wg.x) * TILE_N;
   let tile = p.first_y + wg.y;

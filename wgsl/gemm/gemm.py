@@ -22,7 +22,7 @@ from wgrad.wgsl.runtime.cooperative_text import constant_of
 from wgrad.wgsl.runtime.dispatch_parts import launch_tiles
 from wgrad.wgsl.runtime.runtime import Runtime
 
-# Of experts' GEMMs, those of so small a K load the residual ahead: the others have texts for an expert's last rows, or more.
+# Of experts' GEMMs, those with at most so large a K load the residual ahead. Others may have code for last rows.
 _RANKS = 32
 
 

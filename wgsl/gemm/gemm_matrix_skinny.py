@@ -171,7 +171,7 @@ _WANTED_OF_EXPERTS, _LEAST_ROWS_OF_SHARE = 256, 256  # workgroups; rows of an ex
 
 
 def expert_tile(device: Runtime, x: Array, s: Array, *, along_rows: bool, rank_inner: bool = True) -> SkinnyTile | None:
-    """Return the tile of a GEMM of each expert's rows of x with the small s, or None where tensor cores do not serve it.
+    """Return the tile of a GEMM of each expert's rows of x with the small s, or None: tensor cores do not serve it.
 
     along_rows: s^T x, with s [rows, rank]. Otherwise s has a matrix for each expert, [columns, rank] if `rank_inner`.
     """
@@ -259,7 +259,7 @@ def _launch_tiles(
     rows: int,
 ) -> None:
     """Launch workgroups in as many dispatches as `Runtime.dispatch_work` asks for; first_tile comes last."""
-    (tiles, *others), work = groups, 2.0 * rows * params[1] * params[2]
+    (tiles, y, z), work = groups, 2.0 * rows * params[1] * params[2]
     for first, end in range_parts(tiles, work, device.dispatch_work):
-        size, share = (end - first, *others), (end - first) / tiles
+        size, share = (end - first, y, z), (end - first) / tiles
         device.launch("gemm_matrix_skinny", arrays, [*params, first], size, constants, work=work * share)

@@ -234,9 +234,8 @@ def grouped_weight_grad(
     out: Array | None,
     accumulate: bool,
 ) -> Array:
-    (rows, n), k, experts = dy.shape, x.shape[1], start.size - 1
     if out is None:
-        out = device.empty((experts, n, k))
+        out = device.empty((start.size - 1, dy.shape[1], x.shape[1]))
     of_x = gemm_matrix_skinny.expert_tile(device, x, dy, along_rows=True)
     of_dy = gemm_matrix_skinny.expert_tile(device, dy, x, along_rows=True) if order is None else None
     if of_x is not None:
