@@ -181,6 +181,18 @@ def test_other_ranks_of_experts_take_the_general_kernels(n: int, k: int, rows: i
         assert "gemm_matrix_skinny" not in matrix_device.launched
 
 
+@pytest.mark.usefixtures("small_tiles")
+def test_an_expert_without_rows_has_a_gradient_of_zeros(matrix_device: Any) -> None:
+    """Whatever other experts have, such as what overflowed."""
+    dy, x = np.ones((8, 16), np.float32), np.full((8, 72), np.inf, np.float16)
+    start = matrix_device.upload(np.array([0, 0, 8, 8], np.int32))
+    for dtype in (np.float16, np.float32):
+        given = matrix_device.upload(dy), matrix_device.upload(x.astype(dtype)), start
+        found = matrix_device.download(matrix_device.grouped_weight_grad(*given))
+        assert not found[[0, 2]].any() and not np.isfinite(found[1]).any()
+    assert matrix_device.launched == {"gemm_matrix_skinny", "moe_weight_grad"}
+
+
 @pytest.mark.parametrize(("n", "k"), [(7, 70), (67, 12), (20, 132), (130, 30)])
 def test_gradients_share_the_rows_of_an_expert(
     n: int, k: int, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch

@@ -283,5 +283,5 @@ def _gradient_tile(n: int, k: int) -> tuple[int, int, int, int]:
     short = min(n, k)
     if short > 32:
         return 32, 64, 1, 2
-    side, wide, quads = (8, 256, 1) if short <= 8 else (16, 256, 2) if short <= 16 else (32, 128, 2)
-    return (side, wide, 1, quads) if n <= k else (wide, side, quads, 1)
+    side, quads = (8, 1) if short <= 8 else (16, 1) if short <= 16 else (32, 2)
+    return (side, 128, 1, quads) if n <= k else (128, side, quads, 1)
