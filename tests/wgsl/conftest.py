@@ -107,7 +107,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "FEW_ROWS_OF_ARRAYS", SMALL_FEW)
     monkeypatch.setattr(gemm_matrix_lora, "TILE", SMALL_LORA)
     monkeypatch.setattr(gemm_matrix_lora, "_AT_ONCE", 6)  # so that shares have several tiles
-    for name in ("_GRADIENTS", "_OF_ROWS", "_WIDE"):
+    for name in ("_NARROW", "_WIDE"):
         monkeypatch.setattr(gemm_matrix_skinny, name, SMALL_SKINNY)
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_matrix_skinny, "_WANTED", {SMALL_SKINNY: 30})  # of 208 x 624 four shares of five blocks

@@ -150,7 +150,7 @@ def test_lora_of_experts_runs_on_tensor_cores(
 ) -> None:
     """What is added is read ahead where K is the rank. With few experts, several workgroups share an expert's rows."""
     monkeypatch.setattr(matrix_device, "lanes", lanes)
-    monkeypatch.setattr(grouped, "_OF_RANKS", MatrixTile(1, 2, 2, 1, 1, 16))
+    monkeypatch.setattr(gemm_matrix, "OF_RANKS", MatrixTile(1, 2, 2, 1, 1, 16))
     ahead, launch = [], matrix_device.launch
 
     def noted(shader: str, arrays: Any, params: Any, groups: Any, constants: Any, **options: Any) -> None:

@@ -150,7 +150,7 @@ def use_small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
     monkeypatch.setattr(gemm_matrix_lora, "TILE", SMALL_LORA)
     monkeypatch.setattr(gemm_matrix_lora, "_AT_ONCE", 6)  # so that shares have several tiles
-    for name in ("_GRADIENTS", "_OF_ROWS", "_WIDE"):
+    for name in ("_NARROW", "_WIDE"):
         monkeypatch.setattr(gemm_matrix_skinny, name, SMALL_SKINNY)
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_skinny, "_THREADS", 64)

@@ -22,9 +22,6 @@ from wgrad.wgsl.runtime.cooperative_text import constant_of
 from wgrad.wgsl.runtime.dispatch_parts import launch_tiles
 from wgrad.wgsl.runtime.runtime import Runtime
 
-# Of experts' GEMMs, those with at most so large a K load the residual ahead. Others may have code for last rows.
-_RANKS = 32
-
 
 def matmul(
     device: Runtime,
@@ -127,8 +124,8 @@ def launch(
         "GATHER": experts is not None and experts.order is not None,
     }
     ahead = isinstance(plan.tile, MatrixTile) and bool(after["HAS_RESIDUAL"] and after["VEC_C"])
-    alone = experts is None or gemm.mnk[2] <= _RANKS
-    constants["RESIDUAL_AHEAD"] = ahead and alone and _in_memory_of_its_own(end.residual, arrays)
+    timed = experts is None or gemm.mnk[2] <= gemm_matrix.MOST_RANKS  # others may have code for an expert's last rows
+    constants["RESIDUAL_AHEAD"] = ahead and timed and _in_memory_of_its_own(end.residual, arrays)
     rank, groups, work = ld_u // max(1, len(end.parts)), plan.groups, 2.0 * gemm.batch * m * n * k
     if experts is not None:
         arrays[3], arrays[5] = experts.start, experts.order

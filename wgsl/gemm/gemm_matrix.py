@@ -196,6 +196,9 @@ FEW_ROWS_TILES = (
 FEW_ROWS_LANES = 32
 # Arrays of float16, 33 to 64 rows forward: 0.56 to 0.77 of the time of MEDIUM.
 FEW_ROWS_OF_ARRAYS = MatrixTile(1, 4, 4, 1, 1, 64, ahead=True)  # 64 x 64
+# Of experts with more than 16 rows, up to so large a K, such as LoRA's rank. Bound by memory: several small workgroups
+# run at once, and what is added is loaded ahead (bench/notes/experts.md).
+OF_RANKS, MOST_RANKS = MatrixTile(2, 2, 2, 2, 1, 16), 32  # 64 x 64
 # Tiles side by side from which on several rows of them go along N together; with fewer it costs up to 3 %.
 MANY_COLUMNS = 64
 _MIN_K_PER_SPLIT, _MIN_K_PER_LARGE_SPLIT, _MAX_SPLITS, _MAX_NARROW_SPLITS = 512, 4096, 8, 12

@@ -165,9 +165,8 @@ def launch(
         reduce_splits(device, target, Epilogue(out, alpha, accumulate=accumulate), (out.shape[0], out.shape[1], splits))
 
 
-# Of experts (bench/notes/experts.md).
-_GRADIENTS, _OF_ROWS = _NARROW, _NARROW
-_WANTED_OF_EXPERTS, _LEAST_ROWS_OF_SHARE = 256, 256  # workgroups; rows of an expert, on average
+# Of gradients of experts: workgroups that are wanted, and rows of an expert, on average, of each of its shares.
+_WANTED_OF_EXPERTS, _LEAST_ROWS_OF_SHARE = 256, 256
 
 
 def expert_tile(device: Runtime, x: Array, s: Array, *, along_rows: bool, rank_inner: bool = True) -> SkinnyTile | None:
@@ -181,7 +180,7 @@ def expert_tile(device: Runtime, x: Array, s: Array, *, along_rows: bool, rank_i
     if columns % 8 or rank > MOST_RANK or (along_rows and rank % 4):
         return None
     product = Skinny(x.shape, "float16", s.shape[-1], rank, rank_inner, along_rows)
-    first = _WIDE if _fragments(rank) > 1 else _GRADIENTS if along_rows else _OF_ROWS
+    first = _WIDE if _fragments(rank) > 1 else _NARROW  # of eight on an H100 (bench/notes/experts.md)
     tiles = (tile.for_lanes(device.lanes) for tile in (first, *_SMALL))
     return next((tile for tile in tiles if tile.workgroup_bytes(product) <= device.workgroup_bytes), None)
 

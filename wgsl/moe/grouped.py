@@ -32,8 +32,6 @@ _FLAT = Tile(64, 128, 16, 2, 2)
 # a short K, such as a LoRA's.
 _HIGH_ROWS, _HIGH_ROWS_OF_ARRAYS, _LEAST_K = 96, 64, 128
 _OF_ARRAYS = replace(gemm_matrix.LARGE, shorter=(2,))
-# K of a LoRA's rank: bound by memory, so several small workgroups run at once.
-_OF_RANKS, _MOST_RANKS = MatrixTile(2, 2, 2, 2, 1, 16), 32  # 64 x 64
 # Tiles up to so many rows on average: 0.57 to 0.79 of the time of other tiles on an H100 with NF4, 0.71 to 1.03 with
 # MXFP4. Arrays, forward: 0.82 to 0.92. Subgroups of 64 were not timed.
 _FEWER = (
@@ -166,8 +164,8 @@ def _matrix_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile:
     b, found = gemm.b, _few_rows_tile(gemm, mean, limits)
     if found is not None:
         tile = found
-    elif isinstance(b, str) and gemm.mnk[2] <= _MOST_RANKS:
-        tile = _OF_RANKS
+    elif isinstance(b, str) and gemm.mnk[2] <= gemm_matrix.MOST_RANKS:
+        tile = gemm_matrix.OF_RANKS
     elif mean < (_HIGH_ROWS_OF_ARRAYS if isinstance(b, str) else _HIGH_ROWS) or gemm.mnk[2] < _LEAST_K:
         tiles = gemm_matrix.WEIGHT_TILES[16 if isinstance(b, str) else gemm_matrix.unit_of(b, 64, limits.lanes)]
         tile = tiles[int(mean >= _MOST_ROWS)]
