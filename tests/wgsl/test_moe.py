@@ -148,7 +148,7 @@ RANKS = [(case, 32) for case in expert_rank_cases()] + [
 def test_lora_of_experts_runs_on_tensor_cores(
     case: Case, lanes: int, matrix_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is added is read ahead where K is the rank. With few experts, several workgroups share an expert's rows."""
+    """The added term is read ahead where K is the rank. With few experts, workgroups share an expert's rows."""
     monkeypatch.setattr(matrix_device, "lanes", lanes)
     monkeypatch.setattr(gemm_matrix, "OF_RANKS", MatrixTile(1, 2, 2, 1, 1, 16))
     ahead, launch = [], matrix_device.launch
@@ -183,7 +183,7 @@ def test_other_ranks_of_experts_take_the_general_kernels(n: int, k: int, rows: i
 
 @pytest.mark.usefixtures("small_tiles")
 def test_an_expert_without_rows_has_a_gradient_of_zeros(matrix_device: Any) -> None:
-    """Whatever other experts have, such as what overflowed."""
+    """Also where rows of other experts overflowed."""
     dy, x = np.ones((8, 16), np.float32), np.full((8, 72), np.inf, np.float16)
     start = matrix_device.upload(np.array([0, 0, 8, 8], np.int32))
     for dtype in (np.float16, np.float32):
