@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from tests.train.gguf_writer import HALVES
+from tests.gguf_formats import FORMAT_ROWS
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError
@@ -20,22 +20,16 @@ from wgrad.device.formats.gguf_blocks import GgufBlocks
 from wgrad.device.formats.q8_0 import Q8Array
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
-SIMPLE = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "TQ1_0", "TQ2_0")  # that the package can quantize to
-
-
-# The error of what is quantized here, at most: its root mean square in standard deviations.
-NEAR = {
-    **{"Q2_K": 0.37, "Q3_K": 0.18, "Q4_K": 0.09, "Q5_K": 0.045, "Q6_K": 0.02, "NVFP4": 0.12},
-    **{"IQ4_NL": 0.09, "IQ4_XS": 0.09, "IQ3_S": 0.16, "IQ3_XXS": 0.21},
-    **{"IQ2_S": 0.29, "IQ2_XS": 0.34, "IQ2_XXS": 0.39, "IQ1_S": 0.9, "IQ1_M": 0.9},
-}
+# Formats that the package can quantize to, and the error of others.
+SIMPLE = [name for name, row in FORMAT_ROWS.items() if not row.error]
+NEAR = {name: row.error for name, row in FORMAT_ROWS.items() if row.error}
 
 
 def any_blocks(name: str, rng: np.random.Generator, rows: int = 21) -> np.ndarray:
     """uint8 [rows, bytes], three blocks per row: all kinds of finite scales, subnormal and negative ones too."""
     size = gguf.GGML_QUANT_SIZES[Kind[name]][1]
     data = rng.integers(0, 256, (rows * 3, size), dtype=np.uint8)
-    for at in HALVES.get(name, ()):
+    for at in FORMAT_ROWS[name].halves:
         exponents = rng.integers(0, 31, len(data)) << 10  # 0: subnormal
         bits = exponents | rng.integers(0, 1024, len(data)) | rng.integers(0, 2, len(data)) << 15
         data[:, at : at + 2] = bits.astype("<u2").view(np.uint8).reshape(-1, 2)
@@ -44,6 +38,10 @@ def any_blocks(name: str, rng: np.random.Generator, rows: int = 21) -> np.ndarra
     if name == "MXFP4":  # below 2, powers are subnormal in float32, which devices may take for 0
         data[:, 0] = rng.permutation(np.resize(np.arange(2, 253), len(data)))
     return data.reshape(rows, -1)
+
+
+def test_every_format_has_a_row() -> None:
+    assert FORMAT_ROWS.keys() == gguf_formats().keys()
 
 
 def shape_of(name: str, data: np.ndarray) -> tuple[int, int]:
@@ -56,7 +54,8 @@ def test_values_are_those_of_gguf(name: str, device: Device, rng: np.random.Gene
     data = any_blocks(name, rng, 101)
     wanted = gguf.dequantize(data, Kind[name])
     weight = gguf_formats()[name].from_gguf(data, shape_of(name, data))
-    stored = data.nbytes // 54 * 66 if name == "TQ1_0" else data.nbytes  # which has five codes a byte in a file alone
+    in_file, on_device = FORMAT_ROWS[name].in_file
+    stored = data.nbytes // in_file * on_device
     table = getattr(weight, "grid", np.empty(0)).nbytes  # of a format with a codebook
     assert weight.nbytes == stored + table and all(holds for holds, _ in weight.rules())
     np.testing.assert_array_equal(weight.rows(7, 21, F32), wanted[7:21])
@@ -103,7 +102,7 @@ def test_a_scale_that_is_not_finite_is_seen(name: str, rng: np.random.Generator)
     data = any_blocks(name, rng, 5)
     kind, shape = gguf_formats()[name], shape_of(name, data)
     assert all(np.isfinite(part).all() for part in kind.from_gguf(data, shape).finite_parts())
-    for at in HALVES.get(name, (0,) if name == "MXFP4" else ()):
+    for at in (0,) if name == "MXFP4" else FORMAT_ROWS[name].halves:
         bad = data.copy()
         bad[2, at : at + 2] = [253, data[2, 1]] if name == "MXFP4" else [0, 0x7C]
         assert not all(np.isfinite(part).all() for part in kind.from_gguf(bad, shape).finite_parts())

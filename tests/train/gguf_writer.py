@@ -10,49 +10,13 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
+from tests.gguf_formats import FORMAT_ROWS
+
 HEADS = {"q_proj": 4, "k_proj": 2}
-# Every format: of rows of 256, of o_proj's rows of 64 and down_proj's of 96. Layers have some of their own.
-ALL = {
-    "q_proj": Kind.Q4_K,
-    "k_proj": Kind.Q5_K,
-    "v_proj": Kind.Q6_K,
-    "o_proj": Kind.Q4_0,
-    "gate_proj": Kind.MXFP4,
-    "up_proj": Kind.F16,
-    "down_proj": Kind.Q8_0,
-    "1.q_proj": Kind.Q2_K,
-    "1.k_proj": Kind.Q3_K,
-    "1.v_proj": Kind.IQ4_XS,
-    "1.o_proj": Kind.Q4_1,
-    "1.gate_proj": Kind.Q5_0,
-    "1.down_proj": Kind.Q5_1,
-    "2.q_proj": Kind.IQ2_XXS,
-    "2.k_proj": Kind.IQ2_XS,
-    "2.v_proj": Kind.IQ2_S,
-    "2.o_proj": Kind.NVFP4,
-    "2.gate_proj": Kind.IQ3_XXS,
-    "2.up_proj": Kind.IQ3_S,
-    "2.down_proj": Kind.IQ4_NL,
-    "3.q_proj": Kind.IQ1_S,
-    "3.k_proj": Kind.IQ1_M,
-    "3.gate_proj": Kind.TQ1_0,
-    "3.up_proj": Kind.TQ2_0,
-    "embed_tokens": Kind.Q6_K,
-    "lm_head": Kind.BF16,
-}
+# Every format. Layers have some of their own.
+ALL = {"up_proj": Kind.F16, "lm_head": Kind.BF16}
+ALL |= {name: Kind[kind] for kind, row in FORMAT_ROWS.items() for name in row.tensors}
 LAYERS = 4  # of a model with them all
-# Where a block has float16, and how large each is to be beside the first for values of both signs.
-HALVES: dict[str, dict[int, float]] = {
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), {0: 1}),
-    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"), {0: 1}),
-    **dict.fromkeys(("Q4_1", "Q4_K"), {0: 1, 2: 7.5}),
-    **dict.fromkeys(("Q5_1", "Q5_K"), {0: 1, 2: 15.5}),
-    "Q2_K": {80: 1, 82: 1.5},
-    "Q3_K": {108: 1},
-    "Q6_K": {208: 1},
-    "TQ1_0": {52: 1},
-    "TQ2_0": {64: 1},
-}
 Kinds: TypeAlias = Kind | dict[str, Kind]
 
 
@@ -120,7 +84,7 @@ def quantized(value: np.ndarray, kind: Kind) -> np.ndarray:
         return blocks.reshape(len(value), -1)
     scale = 1.0
     for _ in range(2):
-        for at, share in HALVES[kind.name].items():
+        for at, share in FORMAT_ROWS[kind.name].halves.items():
             blocks[:, at : at + 2] = np.full(1, share * scale, "<f2").view(np.uint8)
         scale *= 2.0 ** np.rint(np.log2(value.std() / gguf.dequantize(blocks, kind).std()))  # the same in any order
     return blocks.reshape(len(value), -1)
