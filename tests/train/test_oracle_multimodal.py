@@ -99,6 +99,8 @@ OCR_ENCODER = {**SIGLIP, "num_key_value_heads": 1, "layer_types": ["full_attenti
 CLIP = {**SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16}
 RADIO = {**SIGLIP, "model_type": "radio", "video_temporal_patch_size": 2}
 SOUND = {**SIGLIP, "num_mel_bins": 8, "max_source_positions": 8}
+TOKENS_OF_SOUND = {"hidden_size": 8, "num_filters": 2, "downsampling_ratios": [2], "depths": [1, 1], "kernel_size": 3}
+TOKENS_OF_SOUND |= {"model_type": "vibevoice_acoustic_tokenizer_encoder"}
 WHISPER = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "num_mel_bins": 8}
 ASR = {"pad_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
 CONFORMER = {"input_dim": 8, "num_layers": 1, "hidden_dim": 16, "num_heads": 2, "dim_head": 8, "output_dim": 6}
@@ -395,7 +397,16 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"audio_config": {**WHISPER, "output_dim": 48, "downsample_hidden_size": 8}, **ASR},
         "new",
     ),
-    "vibevoice_asr": ("Qwen2ForCausalLM", {}, {}, "old"),
+    "vibevoice_asr": (
+        "Qwen2ForCausalLM",
+        {},
+        {
+            "acoustic_tokenizer_encoder_config": TOKENS_OF_SOUND,
+            "semantic_tokenizer_encoder_config": TOKENS_OF_SOUND,
+            "acoustic_tokenizer_chunk_size": 8,
+        },
+        "old",
+    ),
     "voxtral": ("LlamaForCausalLM", {}, {"audio_config": {**SOUND, "intermediate_size": 64}}, "old"),
 }
 
