@@ -481,6 +481,7 @@ def exchange_adapters(folder: Path, tmp_path: Path, modules: str, auto: str) -> 
         again = peft.PeftModel.from_pretrained(whole_base(folder, auto), tmp_path / "ours")
         near(plain, thinker_of(again.base_model.model))
     assert Contents.of(tmp_path / "ours").auto_class == Contents.of(folder).auto_class == auto
+    assert Contents.of(tmp_path / "ours").task == MULTIMODAL[config.text_of].task
     return plain
 
 
