@@ -41,6 +41,8 @@ _UNSEEN: dict[str, list[str]] = {
     "delta_rule_channels": ["delta_rule_channels.wgsl 0"],  # for more key heads than the case has
     "delta_rule_step": ["delta_rule_step.wgsl 2"],  # that of `summed` comes between
     "gemm_matrix": ["nf4.inc.wgsl 0"],  # the ranks of a LoRA, which come first, have a barrier behind them
+    # The emulation reads right operands as they are multiplied, behind the next one. A GPU needs it.
+    "gemm_matrix_lora": ["gemm_matrix_lora.wgsl 2"],
     "ssd_step": ["ssd_step.wgsl 0"],  # that in front of the sum comes between
 }
 # Too slow to leave out each barrier: minutes a shader. bench/notes/barriers.md has what was found once.
