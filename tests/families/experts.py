@@ -184,6 +184,13 @@ ROWS = {
                 "sliding_attention": SLIDING,
             },
         },
+        gguf_cases=(
+            {
+                "layer_types": ["full_attention"] * 3,
+                "num_attention_heads_per_layer": None,
+                "gating": "per-element",
+            },
+        ),
         adapted_layers={},
         files_of_experts=".experts.4.",
         balanced={},
@@ -228,6 +235,15 @@ ROWS = {
             "mlp_layer_types": [["dense", "sparse"]],
         },
         in_llama_cpp={"num_hidden_layers": 3, "layer_types": None, "tie_word_embeddings": True},
+        gguf_cases=(
+            {
+                "rms_norm_eps": 1e-3,
+                "expert_selection_fn": "sigmoid",
+                "first_k_dense_replace": 1,
+                "prefix_dense_intermediate_size": 40,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            },
+        ),
         files_of_experts=".experts.4.",
         gguf_keys=write_logit_scale,
         in_test_all=ALIKE | {"expert files", "cases"},

@@ -363,6 +363,7 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
             {"layer_types": ["sliding_attention"] * 3},
             "a sliding window of 7 tokens in other layers than laguna has it",
         ),
+        ("Cohere2MoeForCausalLM", {"layer_types": ["full_attention"] * 3}, "no layer with a sliding window"),
         ("LagunaForCausalLM", {"mlp_layer_types": ["dense"] * 3}, "no layer with experts"),
         ("MellumForCausalLM", {"tie_word_embeddings": True}, "one matrix for embedding and head"),
         ("MellumForCausalLM", {"mlp_layer_types": ["dense", "sparse"]}, "layers without experts"),

@@ -60,6 +60,7 @@ class GgufTraits:
     states_local_rope: bool = False  # files state theta and rotated elements of layers with windows
     one_rope: bool = False  # layers with windows have the scaling too
     states_no_window: bool = False  # files state 0 for no window
+    needs_window: bool = False  # llama.cpp ends if no layer has one
     largest: int | None = None  # layers of the model that scales scores by hidden size / heads, which is in config.json
     normed_from: int | None = None  # layers from which models have norms of heads
 
@@ -162,7 +163,7 @@ TRAITS = {
         doubled=True,
     ),
     "granite_swa": GgufTraits(
-        **_GRANITE, lists_windows=True, states_no_window=True, one_rope=True, lists_rotation=True, fused_shared=True,
+        **_GRANITE, lists_windows=True, needs_window=True, one_rope=True, lists_rotation=True, fused_shared=True,
         counts=("num_local_experts",), normalizes=True, states_expert_width=False,
     ),
     "falcon-h1": GgufTraits(multiplied=True, mamba=_MAMBA),
@@ -230,7 +231,7 @@ TRAITS = {
             _LOGIT_SCALE, FileKey("intermediate_size", "expert_feed_forward_length", int, needed=True),
             FileKey("prefix_dense_intermediate_size", "feed_forward_length", int, zero_is_none=True),
         ), constants={"prefix_dense_sliding_window_pattern": 1}, layer_norm="layer_norm_eps", or_rms_norm=True,
-        lists_windows=True, full_first=True, states_no_window=True, one_rope=True, rotates_in_mlps=True,
+        lists_windows=True, full_first=True, needs_window=True, one_rope=True, rotates_in_mlps=True,
         states_logit_scale=True, expert_keys="averaged", renamed=_COUNTED | _SHARED, lists_mlps=True, averages=True,
     ),
     "command-r": GgufTraits(

@@ -51,7 +51,8 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         return fields.needed(prefix + key, int)
 
     hidden, layers = number("embedding_length"), number("block_count")
-    listed = fields.whole_numbers(prefix + "attention.head_count") if traits.sized_layers else []
+    by_layer = traits.sized_layers and fields.is_list(prefix + "attention.head_count")
+    listed = fields.whole_numbers(prefix + "attention.head_count") if by_layer else []
     heads = (listed[0] if listed else number("attention.head_count")) if traits.attends else 1
     layers -= (extra := fields.get(prefix + "nextn_predict_layers", int, 0))
     if heads < 1 or hidden < 1:
@@ -86,6 +87,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         **_variant(fields, tensors, _part(rotated, width), hidden // heads if layers == traits.largest else width),
         **keys_of_windows(fields, layers, _theta(fields)),
         **({"num_attention_heads_per_layer": listed[:layers]} if listed else {}),
+        **_gates(tensors, heads),
         **_shared(fields, tensors),
     }
 
@@ -225,6 +227,12 @@ def _told(traits: GgufTraits, tensors: Mapping[str, TensorEntry]) -> dict[str, b
         key: ("model.layers.0." + tensor.lstrip("!") in tensors) != tensor.startswith("!")
         for key, tensor in told.items()
     }
+
+
+def _gates(tensors: Mapping[str, TensorEntry], heads: int) -> dict[str, str]:
+    """Return whether Laguna's attention has a gate for each head or for each element, which the rows of one tell."""
+    gate = tensors.get("model.layers.0.self_attn.g_proj.weight")
+    return {} if gate is None else {"gating": "per-head" if gate.shape[:1] == (heads,) else "per-element"}
 
 
 def _variant(fields: GgufFields, tensors: Mapping[str, TensorEntry], part: float, scored: int) -> dict[str, Any]:

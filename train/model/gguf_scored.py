@@ -85,6 +85,7 @@ def keys_by_shared_width(fields: GgufFields, count: int, chosen: int) -> dict[st
     shared = fields.get(prefix + "expert_shared_feed_forward_length", int, width)
     names, counted = fields.traits.renamed, "n_shared_experts"
     found = keys_of_scored(fields, count, chosen) | {"shared_expert_intermediate_size": shared}
+    del found["sliding_window"]
     if counted in names and (shared < 1 or shared % max(width, 1)):
         raise fields.error(prefix + "expert_shared_feed_forward_length", f"must be a multiple of {width}, got {shared}")
     return found | ({names[counted]: shared // max(width, 1)} if counted in names else {})

@@ -20,8 +20,9 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 def stored_windows(config: ModelConfig) -> tuple[int, ...]:
-    """Return each layer's window. Where no pattern is fixed, 0 replaces windows that no sequence exceeds."""
-    if _one_full_of(config):
+    """Return each layer's window. Where files do not list layers and no pattern is fixed, 0 replaces windows that no
+    sequence exceeds."""
+    if _one_full_of(config) or config.gguf_traits.lists_windows:
         return config.windows
     return tuple(window if window < config.max_position_embeddings else 0 for window in config.windows)
 
@@ -54,6 +55,8 @@ def without_window_place(config: ModelConfig) -> Iterator[str]:
     if not fits:
         fixed = every or traits.full_first
         yield f"a sliding window of {window} tokens" + (f" in other layers than {config.gguf} has it" if fixed else "")
+    if traits.needs_window and not window:
+        yield "no layer with a sliding window"
     if not _fits_local_rope(config, traits):
         yield "rotary embeddings of its own in sliding layers"
 
@@ -74,7 +77,7 @@ def write_windows(writer: Any, config: ModelConfig) -> None:
     traits, windows = config.gguf_traits, stored_windows(config)
     if any(windows) or traits.states_no_window:
         writer.add_sliding_window(max(windows))
-    if traits.lists_windows and (any(windows) or traits.states_no_window):
+    if traits.lists_windows and any(windows):
         writer.add_sliding_window_pattern([window > 0 for window in windows])
     elif traits.full_first and any(windows):
         writer.add_sliding_window_pattern(_period(windows))
