@@ -18,7 +18,7 @@ from tests.train.tokenizer_oracle import once
 from wgrad.device.errors import WgradError
 from wgrad.train.data import tokenizer_classes
 from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.families import FAMILIES, FORCED_TOKENIZERS, TOKENIZERS
 from wgrad.train.model.multimodal import MULTIMODAL
 
 transformers = oracle_package("transformers")
@@ -203,9 +203,9 @@ def test_every_model_type_has_the_class_of_transformers() -> None:
     names = {kind: name for kind in kinds if (name := mapping.TOKENIZER_MAPPING_NAMES.get(kind))}
     general = ("TokenizersBackend", "PreTrainedTokenizerFast", "MistralCommonBackend")
     known = {k: "" if n in general else n.removesuffix("Fast").removesuffix("Tokenizer") for k, n in names.items()}
-    assert known == tokenizer_classes._REGISTERED
+    assert known == TOKENIZERS
     forced = {kind for kind in kinds & mapping.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS if known[kind]}
-    assert forced == tokenizer_classes._FORCED
+    assert forced == FORCED_TOKENIZERS
 
 
 def test_every_class_of_transformers_is_known() -> None:

@@ -16,31 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from wgrad.device.errors import WgradError
-
-# The class that transformers registers for a model type, which it takes if the files declare none. An empty name stands
-# for tokenizer.json as it is, which then holds whatever class is declared; other types have no class.
-_REGISTERED = {
-    kind: name
-    for name, kinds in {
-        "Cohere": "aya_vision cohere cohere2",
-        "GPT2": "gpt2 gpt_neo gptj hyperclovax_vision_v2 jais2 opt phi starcoder2",
-        "GPTNeoX": "gpt_neox mamba2 olmo olmoe",
-        "Gemma": "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text",
-        "Llama": "idefics2",
-        "Qwen2": """audioflamingo3 fun_asr_nano hunyuan_vl internvl lighton_ocr moss_transcribe_diarize ovis2
-            qianfan_ocr qwen2 qwen2_5_omni qwen2_5_vl qwen2_audio qwen2_moe qwen2_vl qwen3 qwen3_asr qwen3_moe
-            qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe""",
-        "Qwen3_5": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text",
-        "": """ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe glmasr got_ocr2
-            gpt_bigcode granite granitemoe granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder
-            kimi_k25 llava llava_next minicpm3 minicpm_ocr minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3
-            mistral mistral3 mixtral nemotron olmo2 olmo3 olmo_hybrid paddleocr_vl phi3 phimoe smolvlm stablelm
-            vipllava voxtral""",
-    }.items()
-    for kind in kinds.split()
-}
-# Model types that have their registered class whatever their files declare.
-_FORCED = {"hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}
+from wgrad.train.model.families import FORCED_TOKENIZERS, TOKENIZERS
 
 # Further classes of transformers, whose rules are not implemented here, or which do not use tokenizer.json.
 _REFUSED = frozenset(
@@ -185,11 +161,11 @@ def choose_class(config: Config, model: Config, data: bytes, where: str) -> Toke
     """
     file = "tokenizer_config.json" if config.get("tokenizer_class") else "config.json"
     declared, kind = config.get("tokenizer_class") or model.get("tokenizer_class"), str(model.get("model_type"))
-    name = registered = _REGISTERED.get(kind)
+    name = registered = TOKENIZERS.get(kind)
     if isinstance(declared, str):
         plain = declared.removesuffix("Fast")
         name = plain.removesuffix("Tokenizer") if plain.endswith("Tokenizer") else None
-        is_held = kind in _FORCED or registered == ""
+        is_held = kind in FORCED_TOKENIZERS or registered == ""
         if is_held and "auto_map" not in config:  # with an auto_map, transformers ignores the model type
             name = registered
     if name == "Llama" and isinstance(declared, str) and "auto_map" not in config and b'"ByteLevel"' in data:
