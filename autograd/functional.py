@@ -47,6 +47,7 @@ from wgrad.autograd.ops.norm import layer_norm, rms_norm, rms_norm_residual
 from wgrad.autograd.ops.reduction import log_softmax, softmax
 from wgrad.autograd.ops.rope import rope, rope_split
 from wgrad.autograd.ops.routing import Groups, combine, route
+from wgrad.autograd.ops.selective_scan import selective_scan
 from wgrad.autograd.ops.short_conv import short_conv
 from wgrad.autograd.ops.ssd import ssd
 from wgrad.autograd.ops.torch_functions import (
@@ -78,8 +79,8 @@ __all__ = [
     "linear_cross_entropy", "linear_quantized", "log", "log_odds", "log_softmax", "mask", "matmul", "max_pool2d",
     "maximum", "minimum", "mse_loss", "mul", "nll_loss", "no_grad", "normalize", "one_hot", "pad", "parameter",
     "relu", "rms_norm", "rms_norm_residual", "rope", "rope_split", "route", "scale", "scaled_dot_product_attention",
-    "short_conv", "sigmoid", "silu", "sin", "smooth_l1_loss", "softmax", "softplus", "sqrt", "ssd", "stack", "sum",
-    "swiglu", "tanh", "where",
+    "selective_scan", "short_conv", "sigmoid", "silu", "sin", "smooth_l1_loss", "softmax", "softplus", "sqrt", "ssd",
+    "stack", "sum", "swiglu", "tanh", "where",
 ]  # fmt: skip
 
 

@@ -33,6 +33,8 @@ MAX_HEAD_DIM = 512  # head width of attention
 MAX_KEY_DIM = 256  # width of a key of the delta rule
 PAGE = 64  # tokens of a page of a cache
 DELTA_CHUNK = 64  # tokens of a chunk of the gated delta rule
+SCAN_CHUNK = 64  # tokens between two states that selective_scan keeps for its backward
+MAX_SCAN_STATES = 64  # of a channel in selective_scan
 SCRATCH_BYTES = 768 << 20  # default of Device.scratch_bytes
 
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest import selective_scan
+
 Named = dict[str, np.ndarray]
 CASES = [("strong", 1), ("strong", 5), ("mixed", 5), ("none", 1)]  # of decays and documents
 
@@ -166,3 +169,22 @@ def errors(found: Named, exact: Named, g: np.ndarray) -> dict[str, float]:
     both = [{name: array.astype(np.float64) for name, array in of.items()} for of in (found, exact)]
     mine, true = (dict(of, rate=np.sum(of["g"] * g, axis=(0, 1))) for of in both)
     return {n: float(np.linalg.norm(mine[n] - true[n])) / max(float(np.linalg.norm(true[n])), 1e-30) for n in true}
+
+
+def check_scan(device: Any) -> None:
+    """Compare Mamba-1's forward, and the backward from the states that it kept, with the reference's in float64.
+
+    Of one chunk of tokens and of two, whose channels fill no block.
+    """
+    for tokens in (5, 70):
+        case = selective_scan.scan_case("own states", (1, tokens, 37, 12), np.dtype(np.float32), True, documents=2)
+        given = {name: array for name, array in case.inputs().items() if name != "states"}
+        found: list[list[np.ndarray]] = []
+        for own, dtype in ((device, np.float32), (ReferenceDevice(), np.float64)):
+            arrays = {n: own.upload(a.astype(dtype) if a.dtype.kind == "f" else a) for n, a in given.items()}
+            dy = arrays.pop("dy")
+            y, states = own.selective_scan(**arrays)
+            made = (y, states, *own.selective_scan_backward(dy, **arrays, states=states))
+            found.append([own.download(array) for array in made])
+        for mine, exact in zip(*found, strict=True):
+            np.testing.assert_allclose(mine, exact, rtol=1e-4, atol=1e-5 * float(np.abs(exact).max()))

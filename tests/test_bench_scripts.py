@@ -51,6 +51,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "bench_train.py --shapes tiny --max-length 64 --offload-activations 1",
         "bench_autograd.py --tiny --steps 3 --device cpu",
         "bench_delta_rule.py --small",
+        "bench_selective_scan.py --small",
         "bench_experts.py --small",
         "bench_decode.py --shapes tiny --prompts 2 --prompt-tokens 4 --tokens 4",
     ],

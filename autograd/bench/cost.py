@@ -186,6 +186,12 @@ def _ssd(given: Arguments) -> float:
     return result
 
 
+def _scan(given: Arguments) -> float:
+    """Return the FLOP: a token decays each channel's states, changes them once and reads them once."""
+    result: float = 7.0 * math.prod(given["x"].shape) * (given["weight"].shape[1] - 2)
+    return result
+
+
 def _grouped(given: Arguments) -> float:
     """Return the FLOP of each row times one expert's weight."""
     order = given.get("order")
@@ -211,6 +217,9 @@ _FLOP: dict[str, Callable[[Arguments], float]] = {
     "delta_rule_backward": lambda given: ATTENTION_BACKWARD * _delta_rule(given),
     "ssd": _ssd,
     "ssd_backward": lambda given: ATTENTION_BACKWARD * _ssd(given),
+    "selective_scan": _scan,
+    "selective_scan_backward": lambda given: ATTENTION_BACKWARD * _scan(given),
 }
 # Operators that tensor cores can compute.
-PRODUCTS = frozenset(_FLOP) - {"delta_rule", "delta_rule_backward", "ssd", "ssd_backward", "paged_attention"}
+_RECURRENCES = {f"{op}{half}" for op in ("delta_rule", "ssd", "selective_scan") for half in ("", "_backward")}
+PRODUCTS = frozenset(_FLOP) - _RECURRENCES - {"paged_attention"}

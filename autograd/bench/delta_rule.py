@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
-from wgrad.device.contract import Device, delta_segment
+from wgrad.device.contract import SCAN_CHUNK, Device, delta_segment
 
 
 def entries(sizes: Sizes, t: np.dtype) -> list[Entry]:
@@ -54,10 +54,22 @@ def entries(sizes: Sizes, t: np.dtype) -> list[Entry]:
         options = {name: given.pop(name) for name in ("groups", "state_dim")}
         return {"dy": normal(device, (1, tokens, h, d), t, 4), **given, "states": states, **options}
 
+    inner, states = h * d, 16  # Mamba-1's channels are those of all heads
+
+    def scan(device: Device) -> dict[str, Any]:
+        x, dt, bc = (normal(device, (1, tokens, width), t, n) for n, width in enumerate((inner, inner, 2 * states)))
+        weight = normal(device, (inner, states + 2), F32, 3)
+        return {"x": x, "dt": dt, "bc": bc, "weight": weight, **documents(device)}
+
+    def scan_back(device: Device) -> dict[str, Any]:
+        before = device.zeros((-(-tokens // SCAN_CHUNK), 1, inner, states))
+        return {"dy": normal(device, (1, tokens, inner), t, 4), **scan(device), "states": before}
+
     shapes = {
         "short_conv": (tokens, channels, width),
         "delta_rule": (tokens, h, g, d),
         "ssd": (tokens, h, g, d // 2, d),
+        "selective_scan": (tokens, inner, states),
     }
     return [
         entry("short_conv", shapes["short_conv"], t, conv),
@@ -66,4 +78,6 @@ def entries(sizes: Sizes, t: np.dtype) -> list[Entry]:
         entry("delta_rule_backward", shapes["delta_rule"], t, rule_back),
         entry("ssd", shapes["ssd"], t, ssd),
         entry("ssd_backward", shapes["ssd"], t, ssd_back),
+        entry("selective_scan", shapes["selective_scan"], t, scan),
+        entry("selective_scan_backward", shapes["selective_scan"], t, scan_back),
     ]

@@ -22,6 +22,7 @@ from wgrad.autograd.selftest import (
     paging,
     quantize,
     rope,
+    selective_scan,
     softmax,
     ssd,
     storage,
@@ -30,8 +31,8 @@ from wgrad.autograd.selftest.case import F16, F32, Case
 
 FAMILIES = (
     gemm, linear, lora, quantize, norm, activation, rope, attention, softmax, elementwise, fused, embedding, loss,
-    storage, optimizer, decoding, paging, log_odds, delta_rule, ssd, experts,
-    expert_slots,
+    storage, optimizer, decoding, paging, log_odds, delta_rule, ssd,
+    selective_scan, experts, expert_slots,
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.recurrences import CASES, Recurrence
+from tests.recurrences import CASES, Recurrence, check_scan
 from wgrad.autograd.ops import delta_rule, ssd
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import upload_inputs
@@ -37,3 +37,8 @@ def test_states_before_segments_have_all_values_of_wide_heads(
     found, wanted = states(hip_device), states(ReferenceDevice())
     assert found.shape == (2, 1, 1, 72, 68)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_selective_scan_keeps_states_and_sums_over_blocks(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wgrad.hip.selective_scan.selective_scan._WORKGROUPS", 1)
+    check_scan(hip_device)

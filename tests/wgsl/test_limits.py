@@ -13,7 +13,7 @@ import pytest
 
 from tests.wgsl.workgroup_poison import parts, variables
 from wgrad.autograd.bind import bind
-from wgrad.autograd.selftest import delta_rule, experts, ssd
+from wgrad.autograd.selftest import delta_rule, experts, selective_scan, ssd
 from wgrad.autograd.selftest.case import F32, Case, upload_inputs
 from wgrad.autograd.selftest.cases import cases
 from wgrad.device.errors import WgradError
@@ -83,10 +83,11 @@ def check(listed: list[Case], profile: Any, few_registers: bool) -> dict[str, in
 
 
 def test_newer_kernels_are_within_the_default_limits() -> None:
-    """Kernels of DeltaNet, Mamba-2 and experts need no subgroups either, which no trace has."""
-    listed = [case for case in (*delta_rule.cases(F32), *ssd.cases(F32), *experts.cases(F32))]
+    """Kernels of DeltaNet, Mamba and experts need no subgroups either, which no trace has."""
+    families = (delta_rule, ssd, selective_scan, experts)
+    listed = [case for family in families for case in family.cases(F32)]
     buffers = check(listed, PROFILES[0], few_registers=False)
-    assert {"delta_rule_grads", "ssd_grads", "short_conv", "moe_weight_grad", "moe_route"} <= set(buffers)
+    assert {"delta_rule_grads", "ssd_grads", "selective_scan_grads", "moe_weight_grad", "moe_route"} <= set(buffers)
     assert {name for name, count in buffers.items() if count > FEWER_BUFFERS} <= {"gemm"}
 
 

@@ -43,10 +43,15 @@ _UNSEEN: dict[str, list[str]] = {
     "gemm_matrix": ["nf4.inc.wgsl 0"],  # the ranks of a LoRA, which come first, have a barrier behind them
     # The emulation reads right operands as they are multiplied, behind the next one. A GPU needs it.
     "gemm_matrix_lora": ["gemm_matrix_lora.wgsl 2"],
+    # That in front of staging: behind sums over states, each invocation overwrites what itself has read.
+    "selective_scan_output": ["selective_scan.inc.wgsl 0"],
     "ssd_step": ["ssd_step.wgsl 0"],  # that in front of the sum comes between
 }
 # Too slow to leave out each barrier: minutes a shader. bench/notes/barriers.md has what was found once.
-_SLOW = {f"delta_rule_{name}_matrix" for name in ("grads", "output", "scan", "scan_backward", "system")}
+_SLOW = {
+    *(f"delta_rule_{name}_matrix" for name in ("grads", "output", "scan", "scan_backward", "system")),
+    "selective_scan_grads",
+}
 # `make test` has a tile that is used again, a scan, and a sum in rounds; `make test-all` has every shader.
 _SHADERS = [
     pytest.param(shader, marks=[] if shader in ("attention_decode", "moe_group", "reduce_rows") else pytest.mark.all)
@@ -58,7 +63,8 @@ _SWEPT = [
     for shader in CASES
     if shader not in _SLOW
 ]
-_NOTES = {"matrix": 1 << 23, "delta_rule": 1 << 22, "moe_keep": 1 << 22, "": 1 << 20}  # by part of the name
+# By part of the name.
+_NOTES = {"matrix": 1 << 23, **dict.fromkeys(("delta_rule", "moe_keep", "selective_scan"), 1 << 22), "": 1 << 20}
 _WITHOUT_ACCESSES = {"ssd_channels"}  # its memory is that of functions that it does not call
 
 

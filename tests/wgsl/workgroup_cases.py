@@ -79,6 +79,12 @@ CASES = {
     "delta_rule_scan_matrix": [_MATRIX_RULE[0], "delta_rule/matrix from a state/2x70x1x2x64x64/float16"],
     **dict.fromkeys((f"delta_rule_{n}_matrix" for n in ("grads", "scan_backward")), _MATRIX_RULE[1:]),
     **dict.fromkeys(("ssd_channels", "ssd_grads"), ["ssd_backward/packed/2x133x1x2x10x6/float32"]),
+    "selective_scan_ends": [
+        "selective_scan/packed/2x133x21x5/float32",
+        "selective_scan_backward/packed/2x133x21x5/float32",
+    ],
+    "selective_scan_output": ["selective_scan/packed/2x133x21x5/float32", "selective_scan/wide/1x70x6x37/float32"],
+    "selective_scan_grads": ["selective_scan_backward/packed/2x133x21x5/float32"],
     "ssd_step": ["ssd/a step on a state/2x1x2x4x12x10/float32"],
     "delta_rule_step": ["delta_rule/a step on a state/2x1x2x4x12x10/float32"],
     "fused": ["fused over 0,2/3x37x53/float32"],

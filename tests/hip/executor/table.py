@@ -26,7 +26,8 @@ OBJECTS = HIP / "objects"
 COMMAND = "make hip-tables"
 PRODUCTS = ("gemm", "linear", "gemm_f32", "gemm_split", "gemm_skinny", "gemv")
 GROUPED = ("gemm_grouped", "gemm_grouped_f32")
-_NOT_COUNTED = ("attention_combine", "gemm_split", *GROUPED, "moe", "fused", "delta_rule", "ssd", "short_conv")
+_RECURRENCES = ("delta_rule", "ssd", "selective_scan", "short_conv")
+_NOT_COUNTED = ("attention_combine", "gemm_split", *GROUPED, "moe", "fused", *_RECURRENCES)
 ATTENTION = ("attention_forward", "attention_backward_dq", "attention_backward_dkv")
 
 
