@@ -226,7 +226,8 @@ _ROPES: tuple[dict[str, Any], ...] = (
 NESTED_WAYS = tuple({"layer_types": SLIDES, **rope} for rope in _ROPES)
 GPT2_SIZES = {"rotary_dim": 4, "n_embd": 128, "n_layer": 6, "n_head": 32, "n_positions": 256, "n_inner": 88}
 NOT_READ_BY_MAMBA = (
-    r"time_step_(floor|min|max|limit|rank)|rescale_prenorm_residual|residual_in_fp32|expand|chunk_size|use_mamba_kernels"
+    r"time_step_(floor|min|max|limit|rank|scale|init_scheme)|rescale_prenorm_residual|residual_in_fp32|expand"
+    r"|chunk_size|use_mamba_kernels"
     r"|mamba_(proj_bias|ssm_cache_dtype)|sliding_window|mtp_layers_block_type|moe_shared_expert_overlap"
     r"|n_shared_experts"
 )

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.families import delta_net, dense, experts, gemma, granite, layer_norms, mamba, scored
+from tests.families import delta_net, dense, experts, gemma, granite, layer_norms, mamba, mamba1, scored
 from tests.families.row import Row, Values
 
-FAMILY_FILES = (dense, layer_norms, gemma, granite, experts, scored, delta_net, mamba)
+FAMILY_FILES = (dense, layer_norms, gemma, granite, experts, scored, delta_net, mamba, mamba1)
 FAMILY_ROWS: dict[str, Row] = {name: row for file in FAMILY_FILES for name, row in file.ROWS.items()}
 # Configurations that are compared with transformers, by name: the architecture, and changes of its tiny model.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -52,7 +52,7 @@ def exact_norms(model: Any) -> Any:
         name = type(self).__name__
         eps = getattr(self, "variance_epsilon", None) or getattr(self, "eps", 1e-5)  # OLMo's is in its code
         centered = x if name.endswith("RMSNorm") else x - x.mean(-1, keepdim=True)
-        weight = getattr(self, "weight", None)
+        weight = None if "Weightless" in name else getattr(self, "weight", None)
         scale = 1 if weight is None else weight + name.startswith(NORMS_OF_ONE)
         return scale * (centered * torch.rsqrt(centered.pow(2).mean(-1, keepdim=True) + eps))
 

@@ -1,4 +1,4 @@
-"""Models with gated DeltaNet or Mamba-2: training compared with torch, generation in and out of a batch, packing,
+"""Models with gated DeltaNet or Mamba: training compared with torch, generation in and out of a batch, packing,
 and refusals.
 
 Their logits and gradients are those of test_oracle_model.py, their adapters of test_oracle_adapter.py.
@@ -34,12 +34,15 @@ LENGTHS = (3, 40, 9, 1, 33)
 NEW = 12
 
 
-@pytest.fixture(scope="module", params=[ARCHITECTURE, MAMBA, "Lfm2ForCausalLM"])
+@pytest.fixture(scope="module", params=[ARCHITECTURE, MAMBA, "JambaForCausalLM", "Lfm2ForCausalLM"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model with gated DeltaNet, with Mamba-2 and experts, or with a gated convolution, which has no state."""
+    """Return a model with gated DeltaNet, with Mamba-2 and experts, with Mamba-1 and experts, or with a gated
+    convolution, which has no state."""
     more: dict[str, Any] = {"rms_norm_eps": 1e-2}  # what is near 0 in first tokens does not become large
     if request.param == MAMBA:
         more |= {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 5}
+    elif request.param == "JambaForCausalLM":
+        more |= {"attn_layer_period": 3, "expert_layer_offset": 0}
     elif request.param != ARCHITECTURE:
         more["layer_types"] = ["conv", "full_attention", "conv"]
     raw = tiny_config(request.param, num_hidden_layers=3, **more)

@@ -103,7 +103,8 @@ def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[
     expected = row.as_in_gguf(replace(theirs, rope=ours.rope, architecture=row.read_as or architecture))
     dense = {name: other for name, other in FAMILIES.items() if not issubclass(other.keys, ExpertsFile)}
     first = next((name for name, other in dense.items() if other.gguf == theirs.gguf), architecture)
-    if first != architecture and theirs.experts is None and not family.gguf_key:  # of the same arithmetic
+    told = family.gguf_key or family.gguf_flag
+    if first != architecture and theirs.experts is None and not told:  # of the same arithmetic
         names = {key: getattr(ours, key) for key in ("interleaved", "gate_up_proj", "down_proj")}
         expected = replace(expected, architecture=first, **names)
     if theirs.per_layer:  # with a row for every token

@@ -186,6 +186,13 @@ _MAMBA = {
     "ssm_d": "mamba.D",
     "ssm_dt.bias": "mamba.dt_bias",
 }
+# Mamba-1, whose time steps have a projection and not only a bias.
+_MAMBA1 = {
+    **{part: path for part, path in _MAMBA.items() if part not in ("ssm_norm", "ssm_dt.bias")},
+    "ssm_x": "mamba.x_proj",
+    "ssm_dt": "mamba.dt_proj",
+    **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
+}
 _FALCON_H1 = {
     "output_norm": "model.final_layernorm",
     "ffn_norm": "pre_ff_layernorm.weight",  # the name in the file has no ending
@@ -238,6 +245,13 @@ ARCHITECTURES = {
         "ffn_up_shexp": "shared_mlp.input_linear",
         "ffn_down_shexp": "shared_mlp.output_linear",
     },
+    "jamba": _NAMES
+    | _MAMBA1
+    | {name: path.replace("mlp.", "feed_forward.") for name, path in _NAMES.items() if name.startswith("ffn_")}
+    | {"output_norm": "model.final_layernorm", "ffn_norm": "pre_ff_layernorm", "ffn_gate_inp": "feed_forward.router"},
+    "mamba": {part: _NAMES[part] for part in ("token_embd", "output")}
+    | {name: path.replace("mamba.", "mixer.") for name, path in _MAMBA1.items()}
+    | {"output_norm": "model.norm_f", "attn_norm": "norm"},
     "falcon-h1": _NAMES | _MAMBA | _FALCON_H1,
     "mamba2": {part: _NAMES[part] for part in ("token_embd", "output")} | _MAMBA2,
     "nemotron_h": _NAMES | _NEMOTRON_H,

@@ -102,9 +102,13 @@ class GgufTraits:
     fused_shared: bool = False  # gate and up of shared experts are one tensor
     without_mlps: bool = False  # all layers have experts
 
-    # Layers with Mamba-2.
-    # Names in config.json of state, groups, heads, numbers of a head, width and bias of the convolution.
+    tensors_tell: bool = False  # tensors say which layers have experts
+
+    # Layers with Mamba.
+    # Names in config.json of state, groups, heads, numbers of a head, width and bias of the convolution; of Mamba-1,
+    # which has no groups and heads, of state, rank of the time steps, width and bias of the convolution.
     mamba: tuple[str, ...] = ()
+    first_mamba: bool = False  # these are Mamba-1
     doubled: bool = False  # they have twice the numbers of the stream
     one_mixer: bool = False  # a layer is Mamba-2, attention or an MLP
 
@@ -165,6 +169,15 @@ TRAITS = {
     "granite_swa": GgufTraits(
         **_GRANITE, lists_windows=True, needs_window=True, one_rope=True, lists_rotation=True, fused_shared=True,
         counts=("num_local_experts",), normalizes=True, states_expert_width=False,
+    ),
+    "jamba": GgufTraits(
+        usual_width=True, unrotated=True, counts=("num_local_experts",), normalizes=False, states_expert_width=False,
+        tensors_tell=True, mamba=("mamba_d_state", "mamba_dt_rank", "mamba_d_conv", "mamba_conv_bias"),
+        first_mamba=True,
+    ),
+    "mamba": GgufTraits(
+        attends=False, unrotated=True, mamba=("state_size", "time_step_rank", "conv_kernel", "use_conv_bias"),
+        first_mamba=True, doubled=True,
     ),
     "falcon-h1": GgufTraits(multiplied=True, mamba=_MAMBA),
     "mamba2": GgufTraits(

@@ -64,6 +64,9 @@ LAYOUTS = {
     "laguna": Layout("mlp.gate.weight", _EACH, correction="mlp.experts.e_score_correction_bias"),
     "kolibri1": Layout("mlp.gate.weight", _EACH, correction="moe.router.expert_bias"),
     "lfm2": Layout("feed_forward.gate.weight", _numbered("feed_forward")),
+    "jamba": Layout(
+        "feed_forward.router.weight", tuple(f"feed_forward.experts.{{}}.{part}.weight" for part in GGUF_PARTS)
+    ),
     "afmoe": Layout("mlp.router.gate.weight", _EACH),
     "granite_swa": Layout(
         "block_sparse_moe.router.weight",

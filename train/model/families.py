@@ -52,6 +52,7 @@ from wgrad.train.model.family_keys import (
 from wgrad.train.model.flint_keys import FlintFile, Kolibri1File
 from wgrad.train.model.gemma4_keys import Gemma3nFile, Gemma4File, Gemma4UnifiedFile
 from wgrad.train.model.hy3_keys import Hy3File
+from wgrad.train.model.jamba_keys import FalconMambaFile, JambaFile, MambaFile
 from wgrad.train.model.laguna_keys import LagunaFile
 from wgrad.train.model.latent_keys import (
     DeepseekV2File,
@@ -110,6 +111,7 @@ class Family:
         gguf_others: llama.cpp's names of models with a part, by the field of `ModelConfig` that has it; the first
             match counts.
         gguf_key: Key that is above `gguf_above` only in this family's files, if families share a name in GGUF.
+        gguf_flag: Key that is true only in this family's files, likewise.
         reads_again: See `ModelConfig.read_again_at`.
         other_types: Further values of `model_type` of the architecture.
         in_peft: Prefix of the names of the decoder's modules in transformers; of its layers if it ends with "h.".
@@ -124,6 +126,7 @@ class Family:
     no_gguf: str = ""
     gguf_key: str = ""
     gguf_above: int = 0
+    gguf_flag: str = ""
     reads_again: bool = False
     other_types: tuple[str, ...] = ()
     in_peft: str = "model."
@@ -206,6 +209,17 @@ FAMILIES = {
     ),
     "Mamba2ForCausalLM": Family(
         "mamba2", Mamba2File, Mamba2File.variant, "mamba2", "Mamba-2, Codestral Mamba", in_peft="backbone."
+    ),
+    "JambaForCausalLM": Family("jamba", JambaFile, JambaFile.variant, "jamba", "Jamba"),
+    "MambaForCausalLM": Family("mamba", MambaFile, MambaFile.variant, "mamba", "Mamba", in_peft="backbone."),
+    "FalconMambaForCausalLM": Family(
+        "falcon_mamba",
+        FalconMambaFile,
+        FalconMambaFile.variant,
+        "mamba",
+        "FalconMamba",
+        gguf_flag="ssm.dt_b_c_rms",
+        in_peft="backbone.",
     ),
     "BambaForCausalLM": Family(
         "bamba",
@@ -346,7 +360,7 @@ TOKENIZERS = {
     for name, kinds in {
         "Cohere": "aya_vision cohere cohere2",
         "GPT2": "gpt2 gpt_neo gptj hyperclovax_vision_v2 jais2 opt phi starcoder2",
-        "GPTNeoX": "gpt_neox mamba2 olmo olmoe",
+        "GPTNeoX": "falcon_mamba gpt_neox mamba mamba2 olmo olmoe",
         "Gemma": "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text",
         "Llama": "idefics2",
         "Qwen2": """audioflamingo3 fun_asr_nano hunyuan_vl internvl lighton_ocr moss_transcribe_diarize ovis2
@@ -354,7 +368,7 @@ TOKENIZERS = {
             qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe""",
         "Qwen3_5": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text",
         "": """ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe glmasr got_ocr2
-            gpt_bigcode granite granitemoe granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder
+            gpt_bigcode granite granitemoe granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder jamba
             kimi_k25 llava llava_next minicpm3 minicpm_ocr minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3
             mistral mistral3 mixtral nemotron olmo2 olmo3 olmo_hybrid paddleocr_vl phi3 phimoe smolvlm stablelm
             vipllava voxtral""",

@@ -104,7 +104,10 @@ def _architecture(fields: GgufFields, experts: int) -> str:
     if not named or experts < 0:
         raise fields.error(prefix + "expert_count", f"must be {'0' if experts else 'above 0'}, got {experts}")
     marked = (
-        key for key, own in named.items() if own.gguf_key and fields.get(prefix + own.gguf_key, int, 0) > own.gguf_above
+        key
+        for key, own in named.items()
+        if (own.gguf_key and fields.get(prefix + own.gguf_key, int, 0) > own.gguf_above)
+        or (own.gguf_flag and fields.get(prefix + own.gguf_flag, bool, False))
     )
     return next(marked, next(iter(named)))
 

@@ -220,7 +220,7 @@ def without_place(config: ModelConfig) -> Iterator[str]:
         yield "fewer heads of keys than of queries"
     if traits.unscaled and (config.experts.share_scale != 1 or not config.experts.correction):
         yield "experts whose weights are scaled, or chosen without a bias"
-    if config.mlp_layers or traits.chunked:  # files say which layers have experts
+    if config.mlp_layers or traits.chunked or traits.tensors_tell:  # files say which layers have experts
         pass
     elif config.experts.correction or config.latent is not None or traits.lists_mlps:
         yield from without_scored_place(config.experts)

@@ -26,7 +26,7 @@ from wgrad.train.model.gguf_mamba import (
     write_mamba,
 )
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
-from wgrad.train.model.mamba_sizes import Mamba2
+from wgrad.train.model.mamba_sizes import Mamba1, Mamba2
 from wgrad.train.model.model_config import ModelConfig
 
 _IN_A_ROW = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")  # [1, n]; in GGUF [n]
@@ -192,9 +192,9 @@ def from_gguf(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
 
 
 def _shapes_of_mamba(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the small tensors of layers with Mamba-2 by name."""
+    """Return the shapes of the small tensors of layers with Mamba by name."""
     c = config.linear
-    if not isinstance(c, Mamba2):
+    if not isinstance(c, Mamba1 | Mamba2):
         return {}
     layers = [layer for layer, own in enumerate(c.layers) if own]
     return {f"model.layers.{layer}.{name}": shape for layer in layers for name, shape in c.others.items()}

@@ -1,7 +1,8 @@
-"""Layers with Mamba-2 in GGUF files: their tensors, which differ in shape and values, and their keys.
+"""Layers with Mamba in GGUF files: their tensors, which differ in shape and values, and their keys.
 
 Files of `falcon-h1` have no keys for its multipliers, which are multiplied into the weights instead.
-Source: github.com/ggml-org/llama.cpp, its converter's Mamba2Model, GraniteHybridModel, NemotronHModel, FalconH1Model.
+Source: github.com/ggml-org/llama.cpp, its converter's Mamba2Model, GraniteHybridModel, NemotronHModel, FalconH1Model,
+MambaModel, JambaModel.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.safetensors_files import TensorEntry
-from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
+from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba1, Mamba2
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes
 
@@ -102,14 +103,19 @@ def restored(name: str, value: np.ndarray) -> np.ndarray:
 
 # ---- keys ------------------------------------------------------------------------------------------
 def write_mamba(writer: Any, config: ModelConfig) -> None:
-    """Write the keys of Mamba-2, and those of the families that use it."""
+    """Write the keys of Mamba, and those of the families that use it."""
     c = config.linear
-    if not isinstance(c, Mamba2):
+    if not isinstance(c, Mamba1 | Mamba2):
         return
     writer.add_ssm_conv_kernel(c.width)
     writer.add_ssm_state_size(c.state_dim)
-    writer.add_ssm_group_count(c.groups)
     writer.add_ssm_inner_size(c.inner)
+    if isinstance(c, Mamba1):
+        writer.add_ssm_time_step_rank(c.rank)
+        if c.norms_of_parts and not c.norm_weights:
+            writer.add_ssm_dt_b_c_rms(True)
+        return
+    writer.add_ssm_group_count(c.groups)
     writer.add_ssm_time_step_rank(c.heads)
     if config.gguf_traits.one_mixer:
         writer.add_layer_norm_eps(config.rms_norm_eps)  # llama.cpp requires it but does not use it
@@ -133,12 +139,18 @@ def mlp_lengths(config: ModelConfig) -> int | list[int]:
 
 
 def without_mamba_place(config: ModelConfig) -> Iterator[str]:
-    """Yield the properties of a model with Mamba-2 that GGUF cannot hold or llama.cpp computes differently."""
+    """Yield the properties of a model with Mamba that GGUF cannot hold or llama.cpp computes differently."""
     c = config.linear
-    if not isinstance(c, Mamba2):
+    if not isinstance(c, Mamba1 | Mamba2):
         return
     if not c.conv_bias:
         yield "convolutions without a bias"
+    if config.gguf_traits.doubled and c.inner != 2 * config.hidden_size:
+        yield f"layers with Mamba of {c.inner} numbers, not twice the {config.hidden_size} of the stream"
+    if isinstance(c, Mamba1):
+        if c.proj_bias:
+            yield "biases of projections"
+        return
     if c.in_bias or c.out_bias or config.qkv_bias or config.o_bias or config.mlp_bias:
         yield "biases of projections"
     if c.norm and c.norm_first:
@@ -148,17 +160,17 @@ def without_mamba_place(config: ModelConfig) -> Iterator[str]:
     low, high = c.limits
     if low > _LEAST_STEP or high != UNLIMITED[1]:
         yield f"time steps limited to {low:g} to {high:g}"
-    if config.gguf_traits.doubled and c.inner != 2 * config.hidden_size:
-        yield f"layers with Mamba-2 of {c.inner} numbers, not twice the {config.hidden_size} of the stream"
     if config.gguf_traits.multiplied and config.tie_word_embeddings and config.embedding_scale != config.logit_scale:
         yield "one matrix for embedding and head, with multipliers of their own"
 
 
 def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
-    """Return the config.json keys of Mamba-2; {} if the model has none."""
+    """Return the config.json keys of Mamba; {} if the model has none."""
     traits, prefix = fields.traits, fields.architecture + "."
     if not traits.mamba:
         return {}
+    if traits.first_mamba:
+        return _keys_of_mamba1(fields, tensors)
     state, groups, inner, heads = (
         fields.needed(f"{prefix}ssm.{key}", int)
         for key in ("state_size", "group_count", "inner_size", "time_step_rank")
@@ -186,6 +198,40 @@ def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dic
         # With experts, `keys_of_experts` replaces this one.
         "shared_intermediate_size": fields.get(prefix + "feed_forward_length", int, 1),
     }
+
+
+def _keys_of_mamba1(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    """Return the config.json keys of Mamba-1, and those that say which layers of Jamba have attention and experts."""
+    traits, prefix = fields.traits, fields.architecture + "."
+    state, rank, inner, width = (
+        fields.needed(f"{prefix}ssm.{key}", int)
+        for key in ("state_size", "time_step_rank", "inner_size", "conv_kernel")
+    )
+    biased = any(tensor.endswith(".conv1d.bias") for tensor in tensors)
+    found: dict[str, Any] = dict(zip(traits.mamba, (state, rank, width, biased)))
+    if not traits.attends:
+        epsilon = fields.needed(prefix + "attention.layer_norm_rms_epsilon", float)
+        return found | {"layer_norm_epsilon": epsilon, "intermediate_size": inner}
+    layers, hidden = (fields.needed(prefix + key, int) for key in ("block_count", "embedding_length"))
+    if hidden < 1 or inner % hidden:
+        raise fields.error(prefix + "ssm.inner_size", f"must be a multiple of {hidden}, the embedding's, got {inner}")
+    heads = prefix + "attention.head_count_kv"
+    attends = [count > 0 for count in fields.whole_numbers(heads)] if fields.is_list(heads) else [True] * layers
+    routed = [f"model.layers.{i}.feed_forward.router.weight" in tensors for i in range(layers)]
+    for kind, own in (("attn", attends), ("expert", routed)):
+        if (place := _period_of(own)) is None:
+            raise fields.error(heads if kind == "attn" else prefix + "expert_count", "must be at one of every N layers")
+        found |= {f"{kind}_layer_period": place[0], f"{kind}_layer_offset": place[1]}
+    return found | {"mamba_expand": inner // hidden, "num_local_experts": 0}
+
+
+def _period_of(layers: list[bool]) -> tuple[int, int] | None:
+    """Return (N, i) if exactly the layers i, i + N, ... are marked; None if there is no such N."""
+    for period in range(1, len(layers) + 2):
+        for offset in range(period):
+            if layers == [i % period == offset for i in range(len(layers))]:
+                return period, offset
+    return None
 
 
 def _expand_of(inner: int, hidden: int) -> float:

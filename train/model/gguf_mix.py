@@ -10,7 +10,7 @@ import re
 
 from wgrad.device.formats.frozen_weight import gguf_formats
 from wgrad.train.model.linear_attention import GatedConvolution
-from wgrad.train.model.mamba_sizes import Mamba2
+from wgrad.train.model.mamba_sizes import Mamba1, Mamba2
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.choices import GGUF_MIXES
 
@@ -84,7 +84,7 @@ def _of_layer(config: ModelConfig, mix: str, name: str, important: bool) -> str:
 def _place(config: ModelConfig, part: str, layer: int) -> tuple[int, int]:
     """Return the index by which llama.cpp counts a tensor's layer, and the number of layers that it counts."""
     layers = config.num_hidden_layers
-    if part == "attn_v" and isinstance(config.linear, Mamba2 | GatedConvolution):
+    if part == "attn_v" and isinstance(config.linear, Mamba1 | Mamba2 | GatedConvolution):
         attends = [config.attends(i) for i in range(layers)]
         return sum(attends[:layer]), sum(attends)
     return (sum(config.mlp_layers[:layer]) if part == "ffn_down" and config.mlp_layers else layer), layers

@@ -1,10 +1,10 @@
-"""Layers with Mamba-2: their sizes and tensors."""
+"""Layers with Mamba-1 or Mamba-2: their sizes and tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wgrad.device.contract import DELTA_CHUNK
+from wgrad.device.contract import DELTA_CHUNK, SCAN_CHUNK
 
 UNLIMITED = (0.0, float("inf"))
 
@@ -114,4 +114,106 @@ class Mamba2:
         found |= {"conv1d.bias": (self.channels,)} if self.conv_bias else {}
         found |= dict.fromkeys(("dt_bias", "A_log", "D"), (self.heads,))
         found |= {"norm.weight": (self.inner,)} if self.norm else {}
+        return {f"{self.module}.{name}": shape for name, shape in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba1:
+    """Sizes and variants of Mamba-1.
+
+    Attributes:
+        layers: Whether each layer has it.
+        inner: Elements of a token's x, and of the result before the output projection.
+        rank: Elements of the time steps before their projection.
+        state_dim: States of each element of x.
+        width: Width of the convolution in tokens.
+        module: Path within the layer.
+        conv_bias, proj_bias: Whether the convolution and the outer projections have biases.
+        norms_of_parts: Whether time steps, B and C are normed.
+        norm_weights: Whether these norms have weights.
+        norm_eps: Their epsilon; 0: the model's.
+        adapted: Whether PEFT adapts the output projection.
+    """
+
+    layers: tuple[bool, ...]
+    inner: int
+    rank: int
+    state_dim: int
+    width: int
+    module: str = field(default="mamba", repr=False)
+    conv_bias: bool = field(default=True, repr=False)
+    proj_bias: bool = field(default=False, repr=False)
+    norms_of_parts: bool = field(default=True, repr=False)
+    norm_weights: bool = field(default=True, repr=False)
+    norm_eps: float = field(default=0.0, repr=False)
+    adapted: bool = field(default=True, repr=False)
+
+    norms = None
+    alongside = False
+    in_scale = out_scale = 1.0
+
+    @property
+    def unadapted(self) -> tuple[str, ...]:
+        """Paths of the projections that PEFT does not adapt, or whose weights transformers reads itself."""
+        return (self.dt_proj,) if self.adapted else (self.dt_proj, self.out_proj)
+
+    @property
+    def in_proj(self) -> str:
+        return f"{self.module}.in_proj"
+
+    @property
+    def x_proj(self) -> str:
+        return f"{self.module}.x_proj"
+
+    @property
+    def dt_proj(self) -> str:
+        return f"{self.module}.dt_proj"
+
+    @property
+    def out_proj(self) -> str:
+        return f"{self.module}.out_proj"
+
+    @property
+    def channels(self) -> int:
+        """Elements of a token in the convolution."""
+        return self.inner
+
+    @property
+    def biased(self) -> dict[str, bool]:
+        """Paths of the projections, each with whether it has a bias."""
+        outer = dict.fromkeys((self.in_proj, self.out_proj), self.proj_bias)
+        return {**outer, self.x_proj: False, self.dt_proj: True}
+
+    def flops(self, tokens: int) -> float:
+        """Return the forward FLOP of a layer's recurrence."""
+        return 8.0 * tokens * self.inner * self.state_dim
+
+    @property
+    def kept(self) -> int:
+        """Estimated elements of a token that a layer keeps for its backward."""
+        return 6 * self.inner + 2 * self.inner * self.state_dim // SCAN_CHUNK
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """Shape of a sequence's recurrent state."""
+        return (self.inner, self.state_dim)
+
+    def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Return the shapes [out, in] of a layer's projections by path within the layer."""
+        return {
+            self.in_proj: (2 * self.inner, hidden),
+            self.x_proj: (self.rank + 2 * self.state_dim, self.inner),
+            self.dt_proj: (self.inner, self.rank),
+            self.out_proj: (hidden, self.inner),
+        }
+
+    @property
+    def others(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of a layer's other tensors, all float32, by path within the layer."""
+        found: dict[str, tuple[int, ...]] = {"conv1d.weight": (self.inner, 1, self.width)}
+        found |= {"conv1d.bias": (self.inner,)} if self.conv_bias else {}
+        found |= {"A_log": (self.inner, self.state_dim), "D": (self.inner,)}
+        if self.norms_of_parts and self.norm_weights:
+            sizes = {"dt": self.rank, "b": self.state_dim, "c": self.state_dim}
+            found |= {f"{part}_layernorm.weight": (size,) for part, size in sizes.items()}
         return {f"{self.module}.{name}": shape for name, shape in found.items()}

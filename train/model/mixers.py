@@ -9,13 +9,15 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.train.model.delta_net import delta_net
 from wgrad.train.model.gated_conv import gated_conv
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
+from wgrad.train.model.mamba1 import mamba1
 from wgrad.train.model.mamba2 import mamba2
-from wgrad.train.model.mamba_sizes import Mamba2
+from wgrad.train.model.mamba_sizes import Mamba1, Mamba2
 from wgrad.train.model.model_config import Mixer
 
 _MIXERS: dict[type, Callable[..., Tensor]] = {
     LinearAttention: delta_net,
     GatedConvolution: gated_conv,
+    Mamba1: mamba1,
     Mamba2: mamba2,
 }
 

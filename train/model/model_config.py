@@ -17,12 +17,12 @@ from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.latent_attention import LatentAttention
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
-from wgrad.train.model.mamba_sizes import Mamba2
+from wgrad.train.model.mamba_sizes import Mamba1, Mamba2
 from wgrad.train.model.multimodal import MULTIMODAL
 from wgrad.train.model.per_layer import PerLayer
 from wgrad.train.model.rope_scaling import RopeConfig
 
-Mixer = LinearAttention | GatedConvolution | Mamba2  # replaces attention in a layer, or runs alongside it
+Mixer = LinearAttention | GatedConvolution | Mamba1 | Mamba2  # replaces attention in a layer, or runs alongside it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class ModelConfig:
         gated: Whether the MLP multiplies up by the activation of gate. Otherwise it is the activation of up.
         parallel: Whether attention and MLP read the same residual stream, to which both are added. They share a norm if
             attention_norm is mlp_norm.
-        linear: Sizes of linear attention, Mamba-2 or a convolution, which layers have instead of attention.
+        linear: Sizes of linear attention, Mamba or a convolution, which layers have instead of attention.
         experts: Sizes of the experts, which layers have instead of an MLP.
         mixing_layers, mlp_layers: Whether each layer has attention or its replacement, and an MLP; () means all.
         heads, head_dims, kv_heads, mlp_widths: Sizes of each layer, if they differ.

@@ -126,16 +126,24 @@ class Parts:
         return weight if isinstance(weight, Tensor) else Tensor(weight, self.device)
 
     def _linear(
-        self, module: str, x: Tensor, inputs: Inputs, *, residual: Tensor | None = None, unread: bool = False
+        self,
+        module: str,
+        x: Tensor,
+        inputs: Inputs,
+        *,
+        residual: Tensor | None = None,
+        unread: bool = False,
+        biased: bool = True,
     ) -> Tensor:
         """Return a projection of x with its bias and adapter.
 
-        The output is in the compute dtype; with a residual it is the float32 stream. unread: as for `F.linear`.
+        The output is in the compute dtype; with a residual it is the float32 stream. unread: as for `F.linear`. biased:
+        False leaves the bias to the caller.
         """
         self.watch(module, x)
         own = self.adapter.modules.get(module) if self.adapter else None
         weight = self.weights[module + ".weight"] if own is None or own.rounded is None else own.rounded
-        bias = self.weights.get(module + ".bias")
+        bias = self.weights.get(module + ".bias") if biased else None
         dtype = self.dtype if residual is None else np.float32
         options: dict[str, Any] = {"lora": self._lora(module, inputs), "dtype": dtype}
         linear = F.linear_quantized if isinstance(weight, FrozenWeight) else F.linear
