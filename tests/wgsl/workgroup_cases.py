@@ -37,6 +37,8 @@ _ATTENTION = [
 # Tiles are walked from the last, so the maximum of a row rises from tile to tile, and its sums are scaled again. With
 # so few rows V and K of a tile take turns (use_small_tiles).
 _FALLING = attention_case("poisoned", (1, 41, 1, 1, 32), F16, keys=150, cache_len=109, rising=-150.0)
+# Three rounds of tiles of keys, where two are loaded ahead.
+_ROUNDS = attention_case("poisoned", (1, 107, 1, 1, 32), F16, backward=True)
 _DECODING = attention_case("poisoned", (2, 1, 4, 2, 64), F32, keys=53, cache_len=41, window=13)
 
 
@@ -53,7 +55,7 @@ def _grouped(*rows: int) -> Case:
 # The first expert has a tile of 32 rows and up to 32 more, the second fewer than a tile.
 _EXPERTS = _grouped(60, 10)
 _RANKS_LAST = on_tile(gemm_case("poisoned lowrank", 72, 72, 72, F16, rank=40), "medium")
-_OWN = [*_ATTENTION, _FALLING, _DECODING, _EXPERTS, _RANKS_LAST]
+_OWN = [*_ATTENTION, _FALLING, _ROUNDS, _DECODING, _EXPERTS, _RANKS_LAST]
 _CASES = [*cases(), *matrix_cases(), *int8_cases(False), *transposed_cases(False), *_OWN]
 BY_NAME = {case.name: case for case in _CASES}
 _BACKWARD = ["attention_backward/poisoned/1x41x2x1x10/float32"]
@@ -70,7 +72,7 @@ CASES = {
     "attention_matrix": ["attention/poisoned/1x41x2x1x32/float16", _FALLING.name],
     "attention_matrix_dkv": _MATRIX_BACKWARD,
     "attention_matrix_dq": _MATRIX_BACKWARD,
-    "attention_matrix_dq_stored": _MATRIX_BACKWARD,
+    "attention_matrix_dq_stored": [*_MATRIX_BACKWARD, _ROUNDS.name],
     "decoding_sample": ["sample/rows/6x1003", "sample/greedy/123/0.5"],
     **dict.fromkeys(("delta_rule_output", "delta_rule_system"), _DELTA_RULE[:1]),
     "delta_rule_scan": [_DELTA_RULE[0], "delta_rule/wide/1x70x1x1x72x68/float32"],
