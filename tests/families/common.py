@@ -151,7 +151,6 @@ HYBRID = {
 }
 HYBRID_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 40}
 SLIDING = {"rope_type": "default", "rope_theta": 500.0}
-LLAMA3_32 = LLAMA3 | {"original_max_position_embeddings": 32}
 LLAMA3_64 = LLAMA3 | {"original_max_position_embeddings": 64, "rope_theta": 100.0}
 LLAMA3_8192 = LLAMA3 | {"original_max_position_embeddings": 8192}
 LINEAR_3 = {"rope_type": "linear", "factor": 3.0}

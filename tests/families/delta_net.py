@@ -124,7 +124,7 @@ ROWS = {
         refused={"layer_types": ["full_attention"] * 2, "linear_key_head_dim": 512, "clip_qkv": 8.0},
         files_of_experts=".v_conv1d.",
         never_unusual=("hidden_act",),
-        renamed=True,
+        renamed=True,  # norms of its other layers, too
         in_test_all=ON_WGPU,
     ),
     "Lfm2ForCausalLM": Row(
@@ -134,6 +134,7 @@ ROWS = {
         },
         refused={"conv_bias": True, "layer_types": ["conv", "mamba"], "num_experts": 8},
         in_llama_cpp={"norm_eps": 1e-3},
+        # The width of the MLP is another otherwise.
         reading=Reading(given={"block_auto_adjust_ff_dim": False}, epsilon="norm_eps", o_bias=False),
     ),
     "Lfm2MoeForCausalLM": Row(

@@ -8,7 +8,6 @@ from tests.families.common import (
     IDS,
     LINEAR_3,
     LLAMA3,
-    LLAMA3_32,
     LLAMA3_64,
     LLAMA3_8192,
     LLAMA3_ALONE,
@@ -46,7 +45,7 @@ ROWS = {
         refused={"clip_qkv": 8.0, "num_experts": 4, "final_logit_softcapping": 30.0, "q_lora_rank": 8},
         read_gguf=(
             {"rope_scaling": LLAMA3_8192, "rope_theta": 500_000.0},
-            {"rope_scaling": LLAMA3_32, "rope_theta": 500_000.0},
+            {"rope_scaling": LLAMA3, "rope_theta": 500_000.0},
             {"rope_scaling": LINEAR_3, "rope_theta": 500_000.0},
             {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
         ),
@@ -69,7 +68,7 @@ ROWS = {
         reading=Reading(o_bias=False, windows=everywhere, ways=({"layer_types": SLIDES},)),
     ),
     "MinistralForCausalLM": Row(
-        tiny={"sliding_window": 64},
+        tiny={"sliding_window": 64},  # transformers requires one even if no layer uses it
         finish=without_windows,
         cases={"ministral": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}},
         paired=True,
@@ -137,7 +136,7 @@ ROWS = {
                     "llama_4_scaling_beta": 0.4,
                     "rope_theta": 500.0,
                 },
-                "original_max_position_embeddings": 5,
+                "original_max_position_embeddings": 5,  # counts before that of rope_parameters
                 "sliding_window": 17,
             }
         },
@@ -169,6 +168,7 @@ ROWS = {
         reading=Reading(o_bias=False),
     ),
     "SeedOssForCausalLM": Row(
+        # transformers creates the model in training mode.
         tiny={**IDS, "attention_dropout": 0.0, "residual_dropout": 0.0},
         cases={
             "seed_oss": {"head_dim": 20, "mlp_bias": True},
@@ -186,6 +186,7 @@ ROWS = {
         refused={"sliding_window_pattern": "LLLG", "num_experts": 8},
         in_llama_cpp={"sliding_window": None, "sliding_window_pattern": None},
         in_test_all=ALIKE | {"cases"},
+        # Without a window its pattern is 0.
         reading=Reading(o_bias=False, rotates=with_windows_if_any, divides_by_zero=("sliding_window",)),
     ),
     "Ernie4_5ForCausalLM": Row(
@@ -223,7 +224,7 @@ ROWS = {
         },
         refused={"use_qk_norm": False, "mlp_bias": True, "num_experts": 16},
         in_test_all=ON_WGPU | {"gguf adapter", "gguf alone", "gguf merge", "merge"},
-        reading=Reading(given={"mlp_bias": False}),
+        reading=Reading(given={"mlp_bias": False}),  # its MLPs have none
     ),
     "GlmForCausalLM": Row(
         tiny=IDS,

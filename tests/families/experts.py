@@ -52,7 +52,7 @@ ROWS = {
             "interleave_moe_layer_step": 2,
             "intermediate_size_mlp": 64,
         },
-        adapted_layers={},
+        adapted_layers={},  # llama.cpp ends if no layer sees all tokens
         in_test_all=ALIKE | {"cases"},
         reading=Reading(mlp_width="intermediate_size_mlp"),
     ),
@@ -71,6 +71,7 @@ ROWS = {
         in_llama_cpp={"moe_intermediate_size": 96},
         files_of_experts=".experts.4.",
         in_test_all=ALIKE | {"expert files"},
+        # Its MLPs have no bias.
         reading=Reading(given={"mlp_bias": False}, ways=({"num_experts_per_tok": 1, "moe_topk": 2},)),
     ),
     "HYV3ForCausalLM": Row(
@@ -197,7 +198,7 @@ ROWS = {
         gguf_keys=write_yarn,
         in_test_all=ALIKE | {"balance", "expert files", "cases"},
         in_test=frozenset({"greedy laguna"}),
-        reading=Reading(lacks=("rope_scaling",)),
+        reading=Reading(lacks=("rope_scaling",)),  # taken for rope_parameters, and fails
     ),
     "Cohere2MoeForCausalLM": Row(
         tiny={
@@ -282,7 +283,7 @@ ROWS = {
     ),
     "GptOssForCausalLM": Row(
         tiny={
-            "rope_theta": 3.0,
+            "rope_theta": 3.0,  # llama.cpp rounds yarn's range to the same with it: all pairs
             "rope_scaling": {
                 "rope_type": "yarn",
                 "factor": 4.0,
@@ -352,7 +353,7 @@ ROWS = {
         },
         gguf_keys=write_yarn,
         in_test_all=ALIKE,
-        reading=Reading(lacks=("rope_scaling",)),
+        reading=Reading(lacks=("rope_scaling",)),  # taken for rope_parameters, and fails
     ),
     "PhimoeForCausalLM": Row(
         tiny={"router_jitter_noise": 0.2},

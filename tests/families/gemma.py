@@ -84,6 +84,7 @@ ROWS = {
             "hidden_activation": "mish",
         },
         tied=True,
+        # llama.cpp has these sizes; its deviation of a gate is that of a sample: here of many numbers.
         in_llama_cpp={
             "num_kv_shared_layers": 0,
             "layer_types": ["sliding_attention"] * 2,
@@ -136,7 +137,7 @@ ROWS = {
             "hidden_activation": "mish",
         },
         unusual={"top_k_experts": [1, 5], "final_logit_softcapping": [3.0]},
-        never_unusual=("hidden_act", "tie_word_embeddings"),
+        never_unusual=("hidden_act", "tie_word_embeddings"),  # always tied in transformers
         with_experts={**GEMMA4_EXPERTS, "moe_intermediate_size": 36},
         tied=True,
         in_llama_cpp={"use_double_wide_mlp": True, "final_logit_softcapping": 3.0},
@@ -148,7 +149,7 @@ ROWS = {
         in_test=frozenset({"greedy gemma4"}),
         reading=Reading(
             given={"global_head_dim": 12, "hidden_size_per_layer_input": 0},
-            lacks=("rope_scaling",),
+            lacks=("rope_scaling",),  # taken for rope_parameters, and fails
             head_dims=of_two_kinds,
             ways=(
                 {
@@ -168,7 +169,7 @@ ROWS = {
         in_test_all=ALIKE | {"logits cpu"},
         reading=Reading(
             given={"global_head_dim": 12, "hidden_size_per_layer_input": 0},
-            lacks=("rope_scaling",),
+            lacks=("rope_scaling",),  # taken for rope_parameters, and fails
             head_dims=of_two_kinds,
         ),
     ),

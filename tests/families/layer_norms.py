@@ -39,6 +39,7 @@ ROWS = {
         reading=Reading(epsilon="layer_norm_eps", o_bias=True, mlp_bias=True),
     ),
     "StableLmForCausalLM": Row(
+        # A quarter of a head, the default, would be odd here.
         tiny={**IDS, "partial_rotary_factor": 0.5, "qk_layernorm": True},
         cases={
             "stablelm": {"use_qkv_bias": True, "qk_layernorm": False},
@@ -95,7 +96,7 @@ ROWS = {
         refused={"partial_rotary_factor": 0.5},
         layer_norms="CohereLayerNorm",
         in_llama_cpp={"tie_word_embeddings": True, "logit_scale": 0.3},
-        merged_gguf=({"use_qk_norm": True, "num_hidden_layers": 64},),
+        merged_gguf=({"use_qk_norm": True, "num_hidden_layers": 64},),  # llama.cpp norms heads from 64 layers on
         gguf_keys=write_logit_scale,
         in_test_all=ALIKE,
         reading=Reading(epsilon="layer_norm_eps", fails_of_null=("layer_norm_eps",)),
@@ -120,7 +121,7 @@ ROWS = {
         never_unusual=("hidden_act",),
         in_test_all=frozenset({"cache wgpu", "gguf merge", "peft wgpu"}),
         in_test=frozenset({"steps nf4"}),
-        reading=Reading(given={"mlp_bias": False}),
+        reading=Reading(given={"mlp_bias": False}),  # its MLPs have none
     ),
     "NanoChatForCausalLM": Row(
         tiny={**IDS, "hidden_act": "relu2"},
@@ -271,7 +272,7 @@ ROWS = {
         },
         eager=True,
         names=GPT2_NAMES,
-        smaller={".attn.attention.q_proj.": 0.3},
+        smaller={".attn.attention.q_proj.": 0.3},  # scores are not scaled
         in_test_all=ALIKE,
         reading=Reading(
             given={"num_layers": 6, "num_heads": 32, "attention_types": [[["global", "local"], 3]]},
@@ -326,7 +327,7 @@ ROWS = {
     ),
     "FalconForCausalLM": Row(
         tiny={**IDS, "activation": "gelu", "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 88},
-        finish=without_head_dim,
+        finish=without_head_dim,  # transformers takes no such key
         cases={
             "falcon": {},
             "falcon_one_norm": {

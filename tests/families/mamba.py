@@ -27,6 +27,7 @@ from tests.families.row import Reading, Row
 
 ROWS = {
     "GraniteMoeHybridForCausalLM": Row(
+        # Sizes of Mamba are checked even without such layers.
         tiny={"shared_intermediate_size": 88, "num_local_experts": 0, "layer_types": ["attention"] * 2, **MAMBA},
         cases={
             "granite4": {
@@ -106,7 +107,7 @@ ROWS = {
         names=BACKBONE,
         in_llama_cpp={"expand": 2, "time_step_limit": None},
         never_unusual=("hidden_act",),
-        in_cache={"layer_norm_epsilon": 1e-2},
+        in_cache={"layer_norm_epsilon": 1e-2},  # some heads give numbers near 0, which norms make large
         reading=Reading(
             given={"num_heads": 16, "head_dim": 16},
             lacks=(
@@ -148,7 +149,7 @@ ROWS = {
         },
         never_unusual=("hidden_act",),
         in_test_all=ALIKE | {"logits cpu"},
-        reading=Reading(lacks=("layer_types",)),
+        reading=Reading(lacks=("layer_types",)),  # transformers makes it itself
     ),
     "NemotronHForCausalLM": Row(
         tiny={
@@ -195,7 +196,7 @@ ROWS = {
             "mlp_hidden_act": ["relu2", "silu", "gelu"],
             "moe_shared_expert_intermediate_size": [17],
         },
-        never_unusual=("hidden_act", "tie_word_embeddings"),
+        never_unusual=("hidden_act", "tie_word_embeddings"),  # never tied in transformers
         names=EMBEDDINGS,
         in_llama_cpp={"mlp_hidden_act": "relu2", "time_step_min": 0.0, "num_hidden_layers": None, "mamba_head_dim": 14},
         gguf_cases=({"hybrid_override_pattern": "M*-M"}, {"moe_latent_size": 40}),
@@ -205,7 +206,7 @@ ROWS = {
         in_test_all=frozenset({"gguf adapter", "gguf merge", "logits wgpu", "merge", "peft"}),
         reading=Reading(
             given={"hybrid_override_pattern": "M*-M*-", "mlp_hidden_act": "relu2"},
-            lacks=("layer_types",),
+            lacks=("layer_types",),  # transformers makes it itself
             epsilon="layer_norm_epsilon",
             o_bias=False,
             rotates=nowhere,
@@ -249,6 +250,6 @@ ROWS = {
         as_in_gguf=multiplied,
         in_test_all=ON_WGPU | {"gguf alone", "merge", "peft cpu", "cases"},
         in_test=frozenset({"greedy falcon_h1"}),
-        reading=Reading(lacks=("layer_types",)),
+        reading=Reading(lacks=("layer_types",)),  # transformers makes it itself
     ),
 }

@@ -92,8 +92,9 @@ class Row:
         renamed: These files have other names of weights than wgrad's and than those of a model.
         adapted_mlps: PEFT adapts projections of MLPs one by one next to experts.
         balanced: Changes of the tiny model whose load-balancing loss is compared; None: it is not.
-        in_test_all: Tests, or tests and device, that only `make test-all` runs: the families of `tests/sweeps.py`.
-        in_test: Tests of which `make test` runs few families, and this one.
+        in_test_all: Tests that only `make test-all` runs, by their subject in `tests/sweeps.py`: "peft", with a device
+            "peft wgpu". "cases" are all cases but the first, and "case X" is one.
+        in_test: Tests of which `make test` runs few families, and this one: a subject and a parameter, "greedy gemma4".
         reading: How transformers reads config.json.
     """
 

@@ -131,7 +131,7 @@ ROWS = {
             "mlp_bias": BOTH,
         },
         in_llama_cpp={"topk_method": "greedy", **YARN_OF_LATENTS},
-        merged_gguf=({"q_lora_rank": None, "num_hidden_layers": 27},),
+        merged_gguf=({"q_lora_rank": None, "num_hidden_layers": 27},),  # as llama.cpp knows V2-Lite
         in_test_all=ON_WGPU | {"gguf merge", "cases"},
         reading=Reading(
             given={"num_key_value_heads": 32, "num_experts_per_tok": 8}, lacks=("head_dim",), ways=({"num_experts": 9},)

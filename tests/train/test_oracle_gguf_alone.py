@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from tests.families.common import LLAMA3_32
+from tests.families.common import LLAMA3
 from tests.families.table import FAMILY_ROWS, of_families
 from tests.train.conftest import SENTENCES, VOCAB, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import permuted
@@ -98,7 +98,7 @@ def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[
     beside, path = written(architecture, **changes)
     folder = find_model(str(path))
     theirs, ours = load_model_config(beside), load_model_config(folder)
-    own = changes.get("rope_scaling") == LLAMA3_32  # by the tensor of its factors, then
+    own = changes.get("rope_scaling") == LLAMA3  # by the tensor of its factors, then
     row, family = FAMILY_ROWS[architecture], FAMILIES[architecture]
     expected = row.as_in_gguf(replace(theirs, rope=ours.rope, architecture=row.read_as or architecture))
     dense = {name: other for name, other in FAMILIES.items() if not issubclass(other.keys, ExpertsFile)}
@@ -443,7 +443,7 @@ def put_in_place(path: Path, data: bytes) -> None:
 
 def test_another_file_of_the_same_size_and_time_is_another_model(written: Any) -> None:
     """Its metadata and the factors of its rotary embedding, which are a tensor, tell them apart."""
-    _, path = written("LlamaForCausalLM", rope_scaling=LLAMA3_32, rope_theta=500_000.0)
+    _, path = written("LlamaForCausalLM", rope_scaling=LLAMA3, rope_theta=500_000.0)
     found = [find_model(str(path))]
     data = path.read_bytes()
     put_in_place(path, data.replace(b"m.role }}: ", b"m.role }}= "))
@@ -477,7 +477,7 @@ def split_by_gguf(path: Path, folder: Path, tensors: int, empty_first: bool = Fa
 @pytest.mark.parametrize("empty_first", [False, True])
 def test_a_split_file_is_one_model(written: Any, tmp_path: Path, empty_first: bool) -> None:
     """Any part, the folder, and the files next to a config.json give the same logits to the bit."""
-    _, path = written(rope_scaling=LLAMA3_32)
+    _, path = written(rope_scaling=LLAMA3)
     parts = split_by_gguf(path, tmp_path / "parts", 7, empty_first)
     assert len(parts) > 2
     found = {find_model(str(place)) for place in (*parts, tmp_path / "parts")}
