@@ -390,14 +390,14 @@ def test_options_and_models_that_gguf_does_not_hold_are_refused(adapted: Any, tm
         ("FalconH1ForCausalLM", {"tie_word_embeddings": True}, "one matrix for embedding and head, with multipliers"),
         ("FalconH1ForCausalLM", {"mamba_conv_bias": False}, "convolutions without a bias"),
         ("FalconH1ForCausalLM", {"projectors_bias": True}, "biases of projections"),
-        ("Mamba2ForCausalLM", {"expand": 3, "num_heads": 12}, "layers with Mamba-2 of 192 numbers, not twice the 64"),
+        ("Mamba2ForCausalLM", {"expand": 3, "num_heads": 12}, "layers with Mamba of 192 numbers, not twice the 64"),
         ("Mamba2ForCausalLM", {"time_step_limit": [0.3, 1.1]}, "time steps limited to 0.3 to 1.1"),
         ("NemotronHForCausalLM", {"time_step_min": 0.002}, "time steps limited to 0.002 to inf"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*E-"}, "MLPs next to layers with experts"),
         (
             "GraniteMoeHybridForCausalLM",
             HYBRID | {"mamba_expand": 3, "mamba_n_heads": 6},
-            "layers with Mamba-2 of 192 numbers, not twice the 64",
+            "layers with Mamba of 192 numbers, not twice the 64",
         ),
         (
             "GraniteMoeHybridForCausalLM",
