@@ -187,5 +187,5 @@ def test_an_architecture_that_gguf_is_not_written_for_is_refused(tmp_path: Path,
     assert "an adapter of Phi3ForCausalLM cannot be written into GGUF here" in capsys.readouterr().err
     monkeypatch.setitem(FAMILIES, "Phi3ForCausalLM", replace(FAMILIES["Phi3ForCausalLM"], no_gguf="does otherwise"))
     assert main(["export", "--adapter", str(adapter), "--gguf-lora", str(tmp_path / "adapter.gguf")]) == 2
-    assert "cannot run an adapter of Phi3ForCausalLM, because it does otherwise" in capsys.readouterr().err
+    assert "has the architecture Phi3ForCausalLM, but llama.cpp does otherwise" in capsys.readouterr().err
     assert not (tmp_path / "adapter.gguf").exists()

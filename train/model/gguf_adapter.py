@@ -19,10 +19,10 @@ from wgrad.device.files import atomic_file
 from wgrad.train.files.gguf_files import permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model.adapter_config import refuse_variant
-from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, tensor_name
 from wgrad.train.model.gguf_linear import order_of
 from wgrad.train.model.gguf_mamba import multiplier
+from wgrad.train.model.gguf_model import otherwise_in_llama_cpp
 from wgrad.train.model.gguf_shared_keys import UNADAPTED
 from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.model_config import ModelConfig
@@ -62,8 +62,10 @@ def save_gguf_adapter(
     refuse_variant(lora, option)
     gguf = require_gguf(option, os.fspath(path))
     architecture = config.gguf
-    if instead := FAMILIES[config.architecture].no_gguf:
-        raise WgradError(f"{option}: llama.cpp cannot run an adapter of {config.architecture}, because it {instead}")
+    if found := otherwise_in_llama_cpp(config):
+        raise WgradError(
+            f"{option}: the adapter's base model has {found[0]}, but llama.cpp {found[1]}: merge it: wgrad merge"
+        )
     if not architecture:
         raise WgradError(
             f"{option}: an adapter of {config.architecture} cannot be written into GGUF here: use llama.cpp's "

@@ -77,10 +77,10 @@ class GgufModel:
     def check(self, option: str = "--format gguf") -> None:
         """Raise WgradError if GGUF cannot hold a part of the model, or the gguf package is missing."""
         require_gguf(option, FILE if option == "--format gguf" else "its target")
-        if instead := FAMILIES[self.config.architecture].no_gguf:
+        if found := otherwise_in_llama_cpp(self.config):
             raise WgradError(
-                f"{option}: {self.files.folder} has the architecture {self.config.architecture}, but llama.cpp "
-                f"{instead}: {'use --format safetensors' if option == '--format gguf' else 'leave the option out'}"
+                f"{option}: {self.files.folder} has {found[0]}, but llama.cpp {found[1]}: "
+                f"{'use --format safetensors' if option == '--format gguf' else 'leave the option out'}"
             )
         what = next(_without_place(self.config), "")
         if what and self.base is None:
@@ -94,6 +94,19 @@ class GgufModel:
     def base(self) -> GgufEntry | None:
         """A tensor of the base model's GGUF file, or None if the base is not GGUF."""
         return next((entry for entry in self.files.entries.values() if isinstance(entry, GgufEntry)), None)
+
+
+def otherwise_in_llama_cpp(config: ModelConfig) -> tuple[str, str] | None:
+    """Return a property of a model, and what llama.cpp does instead; None if there is none."""
+    if instead := FAMILIES[config.architecture].no_gguf:
+        return f"the architecture {config.architecture}", instead
+    if config.alibi:
+        return "ALiBi", "rotates queries and keys instead"
+    if config.score_scale_by_layer:
+        return "scores divided by the number of their layer", "does not divide them"
+    if config.clip_qkv and not any(key.key == "clip_qkv" for key in config.gguf_traits.keys):
+        return f"queries, keys and values clipped to {config.clip_qkv:g}", "does not clip them"
+    return None
 
 
 def _without_place(config: ModelConfig) -> Iterator[str]:
@@ -115,10 +128,6 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         yield "layers that differ in their number of heads"
     if traits.untied and config.tie_word_embeddings:
         yield "one matrix for embedding and head"
-    if config.score_scale_by_layer:
-        yield "scores divided by the number of their layer"
-    if config.clip_qkv and not any(key.key == "clip_qkv" for key in traits.keys):
-        yield f"queries, keys and values clipped to {config.clip_qkv:g}"
     if traits.scaled_embeddings and not math.isclose(config.embedding_scale, config.hidden_size**0.5):
         yield "embeddings that are not scaled"
     if traits.normed_from is not None and config.qk_norm != (config.num_hidden_layers >= traits.normed_from):
