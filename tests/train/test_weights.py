@@ -22,12 +22,13 @@ from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.files import gguf_files, safetensors_files
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
+from wgrad.train.model.alibi import FURTHER
 from wgrad.train.model.load_config import load_model_config, parse_model_config
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, open_files, use_own_head
 from wgrad.train.model.save_model import save_full
-from wgrad.train.model.weights import EMBEDDING, HEAD, attention_bytes, weight_specs
+from wgrad.train.model.weights import EMBEDDING, HEAD, activation_bytes, attention_bytes, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import build_frozen, build_trainable
 
@@ -641,3 +642,9 @@ def test_attention_takes_memory_by_the_heads_of_each_layer() -> None:
     config = parse_model_config(tiny_config("LagunaForCausalLM"))
     assert config.heads == (4, 6)
     assert attention_bytes(config, 3, 2) == 3 * (4 + 6) * (2 * config.head_dim + 4)  # o in 16 bits, lse in 32
+    jamba = parse_model_config(tiny_config("JambaForCausalLM", num_hidden_layers=4, attn_layer_period=4))
+    assert attention_bytes(jamba, 3, 2) == 3 * 4 * (2 * jamba.head_dim + 4)  # one layer of four has attention
+    alibi = {"multi_query": False, "new_decoder_architecture": False, "num_kv_heads": None}
+    falcon, rotated = (parse_model_config(tiny_config("FalconForCausalLM", alibi=a, **alibi)) for a in (True, False))
+    layers, heads = falcon.num_hidden_layers, 5 * falcon.num_attention_heads  # three times q's, twice k's
+    assert activation_bytes(falcon, 3, 2) - activation_bytes(rotated, 3, 2) == 3 * layers * heads * FURTHER * 2

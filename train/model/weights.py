@@ -124,12 +124,12 @@ def layer_flops(config: ModelConfig, tokens: int) -> float:
 def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     """Estimate the bytes that a forward keeps for its backward without recomputation."""
     linear, layers = config.linear, range(config.num_hidden_layers)
-    attention = {i: 3 * config.q_size_of(i) + 2 * config.kv_size_of(i) * (config.kv_source(i) == i) for i in layers}
+    heads = {i: 3 * config.heads_of(i) + 2 * config.kv_heads_of(i) * (config.kv_source(i) == i) for i in layers}
     products = 2 * config.hidden_size + (3 if config.gated else 2) * config.mlp_width
     products += 4 * config.per_layer.width if config.per_layer else 0
     products += 8 * config.altup.streams * config.hidden_size if config.altup else 0
     products += 2 * config.experts.chosen * config.hidden_size if config.experts else 0
-    mixed = sum(attention[layer] for layer in layers if config.attends(layer))
+    mixed = sum(heads[layer] * config.key_width_of(layer) for layer in layers if config.attends(layer))
     mixed += linear.kept * sum(linear.layers) if linear else 0
     return tokens * ((mixed + len(layers) * products) * itemsize + len(layers) * 2 * config.hidden_size * 4)
 
@@ -140,8 +140,8 @@ def mlp_row_bytes(config: ModelConfig, itemsize: int) -> int:
 
 
 def attention_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
-    """Return the bytes of attention's outputs in a step: o and lse of all layers."""
-    layers = range(config.num_hidden_layers)
+    """Return the bytes of attention's outputs in a step: o and lse of all layers that have attention."""
+    layers = filter(config.attends, range(config.num_hidden_layers))
     return tokens * sum(config.heads_of(i) * (config.key_width_of(i) * itemsize + 4) for i in layers)
 
 
