@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import selective_scan
@@ -171,20 +172,34 @@ def errors(found: Named, exact: Named, g: np.ndarray) -> dict[str, float]:
     return {n: float(np.linalg.norm(mine[n] - true[n])) / max(float(np.linalg.norm(true[n])), 1e-30) for n in true}
 
 
-def check_scan(device: Any) -> None:
+def check_scan(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare Mamba-1's forward, and the backward from the states that it kept, with the reference's in float64.
 
-    Of one chunk of tokens and of two, whose channels fill no block.
+    Of one chunk of tokens and of two, whose channels fill no block; dy has a dtype of its own. New arrays hold NaN.
     """
+    empty = device.empty
+
+    def full(*arguments: Any) -> Any:
+        array = empty(*arguments)
+        if array.dtype == np.float32:
+            device.fill(array, np.nan)
+        return array
+
+    monkeypatch.setattr(device, "empty", full)
     for tokens in (5, 70):
         case = selective_scan.scan_case("own states", (1, tokens, 37, 12), np.dtype(np.float32), True, documents=2)
-        given = {name: array for name, array in case.inputs().items() if name != "states"}
+        given = {name: array for name, array in case.inputs().items() if name not in ("dy", "states")}
+        given_dy = case.inputs()["dy"].astype(np.float16)
         found: list[list[np.ndarray]] = []
         for own, dtype in ((device, np.float32), (ReferenceDevice(), np.float64)):
             arrays = {n: own.upload(a.astype(dtype) if a.dtype.kind == "f" else a) for n, a in given.items()}
-            dy = arrays.pop("dy")
             y, states = own.selective_scan(**arrays)
-            made = (y, states, *own.selective_scan_backward(dy, **arrays, states=states))
-            found.append([own.download(array) for array in made])
+            arrays |= {"dy": own.upload(given_dy), "states": states}
+            *of_tokens, dweight = own.selective_scan_backward(**arrays)
+            found.append([own.download(array) for array in (y, states, dweight, *of_tokens)])
+            *others, without = own.selective_scan_backward(**arrays, need_dweight=False)
+            assert without is None
+            for mine, same in zip(others, found[-1][3:], strict=True):
+                np.testing.assert_array_equal(own.download(mine), same)
         for mine, exact in zip(*found, strict=True):
             np.testing.assert_allclose(mine, exact, rtol=1e-4, atol=1e-5 * float(np.abs(exact).max()))

@@ -18,4 +18,4 @@ def test_strong_decays_lose_no_digits(device: Any, op: str, decays: str, documen
 
 def test_a_selective_scan_keeps_states_and_sums_over_blocks(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wgrad.wgsl.selective_scan.selective_scan._WORKGROUPS", 1)
-    check_scan(device)
+    check_scan(device, monkeypatch)

@@ -7,16 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.case_results import assert_case
 from tests.wgsl.launches import launched, same_bits_in_parts
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F32, Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.int8 import int8_cases
+from wgrad.autograd.selftest.selective_scan import scan_case
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm_tile
 from wgrad.wgsl.gemm.gemm_tile import Tile
+from wgrad.wgsl.runtime import runtime
 from wgrad.wgsl.runtime.dispatch_parts import range_parts, tile_parts
 
 
@@ -69,6 +72,18 @@ def test_gradients_of_lora_in_parts_have_the_same_bits(
     case: Case, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same_bits_in_parts(case, wgpu_device, monkeypatch, "gemm_skinny")
+
+
+@pytest.mark.parametrize(("back", "last"), [(False, "output"), (True, "grads")])
+def test_a_selective_scan_in_parts_has_the_same_bits(
+    back: bool, last: str, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where launches have more than one row of workgroups, too."""
+    monkeypatch.setattr(runtime, "MAX_GROUPS", 7)
+    case = scan_case("parts", (2, 70, 37, 8), F32, back)
+    assert_case(case, wgpu_device)
+    shaders = (f"selective_scan_{name}" for name in ("ends", "carry", last))
+    same_bits_in_parts(case, wgpu_device, monkeypatch, *shaders)
 
 
 def test_gradients_of_a_table_in_parts_have_the_same_bits(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

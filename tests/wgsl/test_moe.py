@@ -138,7 +138,9 @@ def test_many_rows_are_multiplied_with_a_dequantized_weight(
         assert ("gemm_matrix", in_blocks) in forms and (("quantize_decode", in_blocks) in forms) == first
 
 
-RANKS = [(case, 32) for case in expert_rank_cases()] + [
+# One with more columns than the largest rank, which loads nothing ahead.
+_BEYOND = grouped_case("forward", "beyond ranks", (70, 3, 2, 136, 40), F32, add=True, dtype=F16)
+RANKS = [(case, 32) for case in (*expert_rank_cases(), _BEYOND)] + [
     pytest.param(case, lanes, marks=pytest.mark.all) for case in expert_rank_cases() for lanes in LANES if lanes != 32
 ]
 
@@ -162,7 +164,7 @@ def test_lora_of_experts_runs_on_tensor_cores(
     narrow = case.op == "grouped_weight_grad" or case.dtype == "float16"
     shared = {"gemm_reduce"} if case.shape.startswith("520x2x") else set()
     assert matrix_device.launched == ({"gemm_matrix_skinny"} | shared if narrow else {"gemm_matrix"})
-    assert any(ahead) == (case.op == "grouped_linear" and not narrow)
+    assert any(ahead) == (case.op == "grouped_linear" and not narrow and case is not _BEYOND)
 
 
 @pytest.mark.parametrize(("n", "k", "rows"), [(16, 72, 16), (16, 76, 40), (6, 72, 40), (68, 72, 40)])
@@ -182,14 +184,25 @@ def test_other_ranks_of_experts_take_the_general_kernels(n: int, k: int, rows: i
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_an_expert_without_rows_has_a_gradient_of_zeros(matrix_device: Any) -> None:
-    """Also where rows of other experts overflowed."""
-    dy, x = np.ones((8, 16), np.float32), np.full((8, 72), np.inf, np.float16)
-    start = matrix_device.upload(np.array([0, 0, 8, 8], np.int32))
+@pytest.mark.parametrize("side", ["weight_grad", "forward"])
+def test_lora_of_experts_in_parts_has_the_same_bits(
+    side: str, matrix_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of: dict[str, Any] = {"dy": F32} if side == "weight_grad" else {"dtype": F32}
+    case = grouped_case(side, "parts", (70, 3, 2, 16, 136), F16, gather=True, **of)
+    same_bits_in_parts(case, matrix_device, monkeypatch, "gemm_matrix_skinny")
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_an_expert_has_no_part_of_the_gradient_of_other_experts_rows(matrix_device: Any) -> None:
+    """Neither has one without rows: the gradient is finite although the next rows overflowed."""
+    dy, x = np.ones((8, 16), np.float32), np.ones((8, 72), np.float16)
+    x[4:] = np.inf
+    start = matrix_device.upload(np.array([0, 0, 4, 8, 8], np.int32))
     for dtype in (np.float16, np.float32):
         given = matrix_device.upload(dy), matrix_device.upload(x.astype(dtype)), start
         found = matrix_device.download(matrix_device.grouped_weight_grad(*given))
-        assert not found[[0, 2]].any() and not np.isfinite(found[1]).any()
+        assert not found[[0, 3]].any() and np.all(found[1] == 4) and not np.isfinite(found[2]).any()
     assert matrix_device.launched == {"gemm_matrix_skinny", "moe_weight_grad"}
 
 
