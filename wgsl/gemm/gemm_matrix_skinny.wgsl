@@ -19,7 +19,8 @@
 // of KB. GROUPS subgroups, with 16 CF rows or columns each, take one share of a block's steps, the next GROUPS the next
 // share; their sums are added in workgroup memory. While a block is multiplied, the next AHEAD blocks are in registers
 // or being loaded.
-// Needs: subgroups of LANES; rows and columns of X multiples of 16; TILE KB a multiple of 8 invocations.
+// Needs: subgroups of LANES; rows and columns of X multiples of 16, with EXPERTS columns a multiple of 8, and for
+// ALONG_ROWS ranks of 4; TILE KB a multiple of 8 invocations.
 enable f16;
 enable wgpu_cooperative_matrix;
 

@@ -17,7 +17,7 @@ from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.dispatch_parts import launch_range
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_SPAN = 8  # tokens that a workgroup stages
+_SPAN = 8  # tokens that a workgroup stages; selective_scan_grads.wgsl is written for so many
 _SEGMENT = 32  # chunks of a segment of the backward, of all sequences
 _WORKGROUPS = 1024  # that a backward should have; with more, each takes several blocks of channels
 _MOST_ROUNDS = 8
@@ -30,7 +30,7 @@ def _padded(size: int) -> int:
 
 @dataclass
 class _Call:
-    """The arguments of one call, and how its kernels are launched. types: element types by their names in shaders."""
+    """The arguments of one call, and how its kernels are launched."""
 
     device: Runtime
     dt: Array
@@ -49,7 +49,11 @@ class _Call:
         self, name: str, arrays: Sequence[Array | None], segment: tuple[int, int], types: dict[str, Array],
         flop: float, rounds: int = 1, places: Sequence[int] = (0, 0, 0, 0), **flags: bool,
     ) -> None:  # fmt: skip
-        """flop: of a state of a token. places: sums_at, parts_at, flags_at and second of the parameters."""
+        """Launch a kernel of chunks.
+
+        types: arrays by the names that the shader gives their element types. flop: of a state of a token. places:
+        sums_at, parts_at, flags_at and second of the parameters.
+        """
         at, chunks = segment
         constants: dict[str, Constant] = {"WIDE": self.wide, "BLOCK": GROUP // self.wide, "SPAN": _SPAN, **flags}
         constants |= {kind: wgsl_type(array.dtype) for kind, array in {"T": self.dt, **types}.items()}

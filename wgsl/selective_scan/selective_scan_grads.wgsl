@@ -3,9 +3,9 @@
 // states: before each chunk; dy [batch, tokens, channels] DY_T; dxdt X_T: the gradients of x and of dt, the second from
 // p.second on, overwritten for the tokens of the segment.
 // scratch f32 has the gradients of the states after each chunk of the segment [chunks, batch, channels, numbers]; at
-// p.sums_at, for each sequence and chunk of the segment, its part of weight's gradient, to which it adds; at p.parts_at, for each group of
-// blocks of channels, its part of bc's gradient [groups, batch, chunks CHUNK, 2 numbers]; at p.flags_at each token's flag
-// (selective_scan_ends.wgsl).
+// p.sums_at parts of weight's gradient, to which it adds [batch, chunks, channels, numbers + 2]; at p.parts_at, of each
+// group of blocks of channels, its part of bc's gradient [groups, batch, chunks CHUNK, 2 numbers]; at p.flags_at each
+// token's flag (selective_scan_ends.wgsl).
 // Dispatch: a workgroup per group of p.rounds blocks of channels of each chunk.
 #include "selective_scan.inc.wgsl" scan
 #include "selective_scan.inc.wgsl" channel_sum
