@@ -175,7 +175,8 @@ def errors(found: Named, exact: Named, g: np.ndarray) -> dict[str, float]:
 def check_scan(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare Mamba-1's forward, and the backward from the states that it kept, with the reference's in float64.
 
-    Of one chunk of tokens and of two, whose channels fill no block; dy has a dtype of its own. New arrays hold NaN.
+    Of one chunk of tokens with time steps of 1e-6, and of two; channels fill no block, and dy has a dtype of its own.
+    New arrays hold NaN.
     """
     empty = device.empty
 
@@ -189,6 +190,8 @@ def check_scan(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for tokens in (5, 70):
         case = selective_scan.scan_case("own states", (1, tokens, 37, 12), np.dtype(np.float32), True, documents=2)
         given = {name: array for name, array in case.inputs().items() if name not in ("dy", "states")}
+        if tokens == 5:
+            given["weight"][:, -2:] = 0, -13  # without skip, all results are as exact as the time steps
         given_dy = case.inputs()["dy"].astype(np.float16)
         found: list[list[np.ndarray]] = []
         for own, dtype in ((device, np.float32), (ReferenceDevice(), np.float64)):
