@@ -43,7 +43,7 @@ ROWS = {
         tiny={**IDS, "partial_rotary_factor": 0.5, "qk_layernorm": True},
         cases={
             "stablelm": {"use_qkv_bias": True, "qk_layernorm": False},
-            "stablelm_parallel": {"use_parallel_residual": True},
+            "stablelm_parallel": {"use_parallel_residual": True, "num_key_value_heads": 1},
         },
         in_llama_cpp={"use_qkv_bias": True, "use_parallel_residual": True},
         read_gguf=({"use_parallel_residual": False, "qk_layernorm": False},),

@@ -816,3 +816,22 @@ def test_keys_that_make_no_model_are_refused(written: Any, tmp_path: Path) -> No
         WgradError, match=r"^--model: \S*/other.gguf has no tensor model.layers.2.input_layernorm.weight:"
     ):
         ModelFiles(folder).check(load_model_config(folder))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value", "message"),
+    [
+        ("Jamba", "jamba.attention.head_count_kv", [0, 2, 2, 0], r"above 0 at one of every N .* \[1, 2\] of 4"),
+        ("Jamba", "jamba.ssm.inner_size", 100, "a multiple of 64, the embedding's, got 100"),
+        ("HYV3", "hy_v3.expert_shared_feed_forward_length", 7, r"a multiple of \d+, got 7"),
+        ("Cohere2Moe", "cohere2moe.expert_weights_scale", 2.0, "1, got 2"),
+        ("Cohere2Moe", "cohere2moe.expert_weights_norm", False, "true with a softmax, got false"),
+    ],
+)
+def test_keys_of_experts_and_mamba_that_make_no_model_are_refused(
+    architecture: str, key: str, value: Any, message: str, written: Any, tmp_path: Path
+) -> None:
+    _, path = written(f"{architecture}ForCausalLM", **({"num_hidden_layers": 4} if architecture == "Jamba" else {}))
+    with_keys(path, tmp_path / "other.gguf", {key: value})
+    with pytest.raises(WgradError, match=f"{key} must be {message}: "):
+        find_model(str(tmp_path / "other.gguf"))

@@ -172,6 +172,28 @@ def test_packed_documents_do_not_see_each_other(make_checkpoint: Any, device: De
         assert distance(device.download(tensor.gradient), wanted) <= limit, name
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("JambaForCausalLM", {}),
+        (
+            "FalconForCausalLM",
+            {"alibi": True, "new_decoder_architecture": False, "multi_query": False, "num_kv_heads": None},
+        ),
+    ],
+)
+def test_packed_documents_have_states_and_positions_of_their_own(
+    architecture: str, changes: dict[str, Any], make_checkpoint: Any, cpu: Device
+) -> None:
+    folder, cut = make_checkpoint(architecture, **changes), 9
+    (ids, targets), (model, _) = batch(300), full_model(folder, cpu)
+    starts = np.where(np.arange(TOKENS) < cut, 0, cut).astype(np.int32)[None]
+    packed = cpu.download(model.hidden(make_inputs(cpu, ids[:1], targets[:1], starts)).data)
+    parts = [(ids[:1, part], targets[:1, part]) for part in (slice(cut), slice(cut, None))]
+    alone = [cpu.download(model.hidden(make_inputs(cpu, *map(np.ascontiguousarray, part))).data) for part in parts]
+    np.testing.assert_allclose(packed, np.concatenate(alone), rtol=1e-4, atol=1e-4)
+
+
 def test_transformers_loads_what_full_training_saved(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
     """It loads weights, configuration and tokenizer of --full, which started from bfloat16."""
     from wgrad.train.commands.cli import main

@@ -216,6 +216,8 @@ def test_the_names_of_data(source: str, name: str, on_hub: bool) -> None:
          ['wgrad.register_lora_variant("gated", ...)', 'wgrad.load("org/base", adapter="model")'], "PeftModel"),
         ("config.json", {"architectures": ["SmolVLMForConditionalGeneration"]},
          ["import AutoModelForImageTextToText"], "AutoModelForCausalLM"),
+        ("adapter_config.json", {"auto_mapping": {"base_model_class": "VoxtralForConditionalGeneration"}},
+         ["import AutoModelForMultimodalLM", "pipeline_tag: audio-text-to-text"], "CausalLM"),
         ("config.json", {"architectures": ["LlamaForCausalLM"]}, ["import AutoModelForCausalLM"], "ImageText"),
     ],
 )  # fmt: skip

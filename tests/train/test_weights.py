@@ -648,3 +648,4 @@ def test_attention_takes_memory_by_the_heads_of_each_layer() -> None:
     falcon, rotated = (parse_model_config(tiny_config("FalconForCausalLM", alibi=a, **alibi)) for a in (True, False))
     layers, heads = falcon.num_hidden_layers, 5 * falcon.num_attention_heads  # three times q's, twice k's
     assert activation_bytes(falcon, 3, 2) - activation_bytes(rotated, 3, 2) == 3 * layers * heads * FURTHER * 2
+    assert attention_bytes(falcon, 3, 2) - attention_bytes(rotated, 3, 2) == 3 * layers * heads // 5 * FURTHER * 2

@@ -218,9 +218,10 @@ def _keys_of_mamba1(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> d
     heads = prefix + "attention.head_count_kv"
     attends = [count > 0 for count in fields.whole_numbers(heads)] if fields.is_list(heads) else [True] * layers
     routed = [f"model.layers.{i}.feed_forward.router.weight" in tensors for i in range(layers)]
-    for kind, own in (("attn", attends), ("expert", routed)):
+    for kind, own, key in (("attn", attends, heads), ("expert", routed, prefix + "expert_count")):
         if (place := _period_of(own)) is None:
-            raise fields.error(heads if kind == "attn" else prefix + "expert_count", "must be at one of every N layers")
+            found_in = [i for i, marked in enumerate(own) if marked]
+            raise fields.error(key, f"must be above 0 at one of every N layers, got layers {found_in} of {layers}")
         found |= {f"{kind}_layer_period": place[0], f"{kind}_layer_offset": place[1]}
     return found | {"mamba_expand": inner // hidden, "num_local_experts": 0}
 

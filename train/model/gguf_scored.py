@@ -96,10 +96,10 @@ def keys_of_averaged(fields: GgufFields, count: int, chosen: int) -> dict[str, A
     prefix = fields.architecture + "."
     sigmoid = fields.get(prefix + "expert_gating_func", int, 0) in (0, _SIGMOID) or has_sigmoids(fields)
     found = {fields.traits.renamed.get(key, key): value for key, value in _keys(fields, count, chosen).items()}
-    if found["routed_scaling_factor"] != 1:
-        raise fields.error(prefix + "expert_weights_scale", "must be 1")
+    if (scale := found["routed_scaling_factor"]) != 1:
+        raise fields.error(prefix + "expert_weights_scale", f"must be 1, got {scale:g}")
     if not sigmoid and not found["norm_topk_prob"]:
-        raise fields.error(prefix + "expert_weights_norm", "must be true with a softmax")
+        raise fields.error(prefix + "expert_weights_norm", "must be true with a softmax, got false")
     kept = ("n_group", "topk_group", "routed_scaling_factor", "moe_intermediate_size", "sliding_window")
     found |= {"expert_selection_fn": "sigmoid" if sigmoid else "softmax"}
     return {key: value for key, value in found.items() if key not in kept}
