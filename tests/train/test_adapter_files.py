@@ -84,6 +84,14 @@ def test_patterns_keep_their_order_in_a_file(tmp_path: Path) -> None:
     assert list(again.alpha_pattern.items()) == list(alphas.items())
 
 
+@pytest.mark.parametrize(("text_of", "whole"), [("Qwen3_5", False), ("Voxtral", True), ("", False)])
+def test_the_file_names_a_whole_model_only_if_transformers_loads_it(text_of: str, whole: bool, tmp_path: Path) -> None:
+    lora, name = LoraConfig(r=4, alpha=8.0), text_of and f"{text_of}ForConditionalGeneration"
+    save_adapter(tmp_path, lora, values_for(lora), "org/name", text_of=name)
+    found = json.loads((tmp_path / "adapter_config.json").read_text())["auto_mapping"]
+    assert found == ({"base_model_class": name, "parent_library": "transformers"} if whole else None)
+
+
 def test_start_values() -> None:
     """B is zero; A is uniform within 1 / sqrt(in); the seed decides."""
     shapes = lora_shapes(LoraConfig(r=16, alpha=1.0), MODULES)
