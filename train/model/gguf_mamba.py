@@ -17,7 +17,7 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.safetensors_files import TensorEntry
-from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba1, Mamba2
+from wgrad.train.model.mamba_sizes import MAMBA_LAYER, UNLIMITED, Mamba1, Mamba2
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes
 
@@ -193,7 +193,7 @@ def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dic
     attends = [count > 0 for count in fields.whole_numbers(prefix + "attention.head_count_kv")]
     return found | {
         "mamba_expand": _expand_of(inner, hidden),
-        "layer_types": ["attention" if layer else "mamba" for layer in attends],
+        "layer_types": ["attention" if layer else MAMBA_LAYER for layer in attends],
         "num_local_experts": fields.get(prefix + "expert_count", int, 0),
         # With experts, `keys_of_experts` replaces this one.
         "shared_intermediate_size": fields.get(prefix + "feed_forward_length", int, 1),
@@ -250,4 +250,4 @@ def _kinds_of_nemotron(fields: GgufFields) -> list[str]:
     if len(keys) != len(widths) or len(set(widths) - {0}) > 1:
         raise fields.error(prefix + "feed_forward_length", f"must be one width, or 0, for each of {len(keys)} layers")
     of_mlp = "moe" if fields.traits.expert_keys else "mlp"
-    return ["attention" if heads else of_mlp if width else "mamba" for heads, width in zip(keys, widths)]
+    return ["attention" if heads else of_mlp if width else MAMBA_LAYER for heads, width in zip(keys, widths)]

@@ -21,10 +21,11 @@ from wgrad.train.model.config_file import (
     check_layers,
 )
 from wgrad.train.model.experts import Experts
-from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
+from wgrad.train.model.mamba_sizes import MAMBA_LAYER, UNLIMITED, Mamba2
 from wgrad.train.model.variants import biases
 
-_ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")  # transformers 4's and 5's names
+# Transformers 4's and 5's names of kinds of layers.
+_ATTENTION, _MAMBA = ("attention", "full_attention"), (MAMBA_LAYER, "linear_attention")
 _NAMES = {  # of Bamba's and Falcon H1's modules
     "mlp_norm": "pre_ff_layernorm",
     "final_norm": "model.final_layernorm",

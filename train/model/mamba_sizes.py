@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from wgrad.device.contract import DELTA_CHUNK, SCAN_CHUNK
 
 UNLIMITED = (0.0, float("inf"))
+MAMBA_LAYER = "mamba"  # the kind of a layer in config.json
 
 
 @dataclass(frozen=True, kw_only=True)

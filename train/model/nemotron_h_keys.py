@@ -11,11 +11,11 @@ from wgrad.device.contract import MAX_KEY_DIM
 from wgrad.train.model.config_file import AtLeast0, ConfigFile, Count, Epsilon, Positions, Vocabulary, Width
 from wgrad.train.model.expert_keys import ChosenCount, ExpertCount
 from wgrad.train.model.experts import Experts
-from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
+from wgrad.train.model.mamba_sizes import MAMBA_LAYER, UNLIMITED, Mamba2
 from wgrad.train.model.scored_keys import check_groups
 
-_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-_SAME = {"linear_attention": "mamba", "full_attention": "attention"}
+_KINDS = {"M": MAMBA_LAYER, "*": "attention", "-": "mlp", "E": "moe"}
+_SAME = {"linear_attention": MAMBA_LAYER, "full_attention": "attention"}
 
 
 class NemotronHFile(ConfigFile, kw_only=True):
@@ -129,7 +129,7 @@ class NemotronHFile(ConfigFile, kw_only=True):
         """
         kinds = self.kinds
         mamba = Mamba2(
-            layers=tuple(kind == "mamba" for kind in kinds),
+            layers=tuple(kind == MAMBA_LAYER for kind in kinds),
             heads=self.mamba_num_heads,
             head_dim=self.mamba_head_dim,
             groups=self.n_groups,
