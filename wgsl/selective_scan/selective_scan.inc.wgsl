@@ -110,7 +110,9 @@ fn flag(t: u32) -> u32 {
   let group = at % groups;
   chunk = at / groups % p.chunks;
   b = at / groups / p.chunks;
-  count = min(CHUNK, p.tokens - (p.at + chunk) * CHUNK);
+  // Loops with barriers end by it: WGSL takes no private variable as the same in a workgroup.
+  let length = min(CHUNK, p.tokens - (p.at + at / groups % p.chunks) * CHUNK);
+  count = length;
   row = b * p.tokens + (p.at + chunk) * CHUNK;
 #endpart
 

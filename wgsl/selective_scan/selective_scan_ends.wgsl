@@ -17,7 +17,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var state = 0.0;
   var total = 0.0;
   var product = 1.0;
-  for (var start = 0u; start < count; start += SPAN) {
+  for (var start = 0u; start < length; start += SPAN) {
     stage(start, lid);
 #unroll j SPAN
     {

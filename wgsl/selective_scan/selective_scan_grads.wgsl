@@ -72,7 +72,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
       state = states[(p.at + chunk) * size + state_place()];
       upper = scratch[chunk * size + state_place()];
     }
-    for (var start = 0u; start < count; start += SPAN) {
+    for (var start = 0u; start < length; start += SPAN) {
       marks[start / SPAN] = state;
       stage(start, lid);
 #unroll j SPAN
@@ -83,7 +83,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     var of_skip = 0.0;
     var of_bias = 0.0;
     let channel = block * BLOCK + lid % BLOCK;
-    for (var n = (count + SPAN - 1u) / SPAN; n > 0u; n--) {
+    for (var n = (length + SPAN - 1u) / SPAN; n > 0u; n--) {
       let start = (n - 1u) * SPAN;
       stage(start, lid);
       stage_upstream(start, lid);

@@ -17,7 +17,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let slot = (p.at + chunk) * p.batch * p.channels * p.numbers + state_place();
   if (is_state()) { state = states[slot]; }
   let channel = block * BLOCK + lid % BLOCK;
-  for (var start = 0u; start < count; start += SPAN) {
+  for (var start = 0u; start < length; start += SPAN) {
     stage(start, lid);
 #unroll j SPAN
     state = decay($ju) * state + added($ju) * into[$ju * WIDE + number];
