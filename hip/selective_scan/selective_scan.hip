@@ -21,6 +21,7 @@ constexpr u32 CHUNK = 64, SPAN = 8, THREADS = 256, MOST_WIDE = 64, MOST_BLOCK = 
 struct Memory {
   float steps[SPAN * MOST_BLOCK], inputs[SPAN * MOST_BLOCK], upstream[SPAN * MOST_BLOCK];
   float into[SPAN * MOST_WIDE], out_of[SPAN * MOST_WIDE], terms[SPAN * THREADS];
+  float marks[CHUNK / SPAN * THREADS];  // a work-item's state before each span, read by itself alone
   int flags[SPAN];  // 2: another token of the document is before it; 1: the first; 0: before its document
 };
 
@@ -69,25 +70,30 @@ struct Chunk {
   GPU_FN u32 token() const { return thread() * wide / THREADS; }
   GPU_FN u32 column() const { return thread() & (width - 1); }
   GPU_FN u32 channel() const { return block * width + column(); }
-  GPU_FN bool has_sum(u32 first) const { return token() < SPAN && first + token() < count && channel() < s.channels; }
-  GPU_FN u64 element(u32 first) const { return (row + first + token()) * s.channels + channel(); }
+  GPU_FN bool has_sum(u32 first) const {
+    return token() < SPAN && first + token() < count && channel() < uniform_barrier(s.channels);
+  }
+  GPU_FN u64 element(u32 first) const { return (row + first + token()) * uniform_barrier(s.channels) + channel(); }
 
-  // Read SPAN tokens. One past the chunk's end changes no state. dy: read into `upstream`, unless null.
-  GPU_FN void stage(u32 first, const void* dy) const {
+  // Read SPAN tokens. One past the chunk's end changes no state. UPSTREAM: dy is read into `upstream`.
+  template <bool UPSTREAM = false>
+  GPU_FN void stage(u32 first, const void* dy = nullptr) const {
+    // New values to the compiler: what follows from them is not kept in scalar registers through the kernel.
+    const u32 types = uniform_barrier(s.types), numbers = uniform_barrier(s.numbers), shift = uniform_barrier(s.shift);
     barrier();
     if (token() < SPAN) {
       bool there = has_sum(first);
       u64 e = there ? element(first) : 0;
-      m.steps[thread()] = there ? softplus(load(s.dt, type_of(s.types, 1), e) + s.weight_of(channel(), s.numbers + 1)) : 0.f;
-      m.inputs[thread()] = there ? load(s.x, type_of(s.types, 0), e) : 0.f;
-      m.upstream[thread()] = there && dy ? load(dy, type_of(s.types, 2), e) : 0.f;
+      m.steps[thread()] = there ? softplus(load(s.dt, type_of(types, 1), e) + s.weight_of(channel(), s.numbers + 1)) : 0.f;
+      m.inputs[thread()] = there ? load(s.x, type_of(types, 0), e) : 0.f;
+      m.upstream[thread()] = there && UPSTREAM ? load(dy, type_of(types, 2), e) : 0.f;
     }
-    for (u32 n = thread(); n < SPAN * wide; n += THREADS) {
-      u32 t = first + (n >> s.shift), own = n & (wide - 1);
-      bool there = t < count && own < s.numbers;
-      u64 e = (row + t) * 2 * s.numbers + own;
-      m.into[n] = there ? load(s.bc, type_of(s.types, 1), e) : 0.f;
-      m.out_of[n] = there ? load(s.bc, type_of(s.types, 1), e + s.numbers) : 0.f;
+    for (u32 n = thread(); n < SPAN << shift; n += THREADS) {
+      u32 t = first + (n >> shift), own = n & ((1u << shift) - 1);
+      bool there = t < count && own < numbers;
+      u64 e = (row + t) * 2 * numbers + own;
+      m.into[n] = there ? load(s.bc, type_of(types, 1), e) : 0.f;
+      m.out_of[n] = there ? load(s.bc, type_of(types, 1), e + numbers) : 0.f;
     }
     if (thread() < SPAN) {
       u32 t = first + thread();
@@ -106,8 +112,9 @@ struct Chunk {
   // The sum over states of `terms` for the work-item's token and channel.
   GPU_FN float sum_of_states() const {
     float sum = 0.f;
-    for (u32 k = 0; k < wide; k++)
-      sum += m.terms[token() * THREADS + column() * wide + ((k + thread()) & (wide - 1))];
+    const u32 states = 1u << uniform_barrier(s.shift);
+    for (u32 k = 0; k < states; k++)
+      sum += m.terms[token() * THREADS + column() * states + ((k + thread()) & (states - 1))];
     return sum;
   }
 };
@@ -118,7 +125,7 @@ extern "C" GPU_KERNEL(256) void selective_scan_ends(SCAN_ARGUMENTS, u32 backward
   const Chunk c(SCAN, memory[0], block_x());
   float state = 0.f, total = 0.f, product = 1.f;
   for (u32 first = 0; first < c.count; first += SPAN) {
-    c.stage(first, nullptr);
+    c.stage(first);
 #pragma unroll
     for (u32 j = 0; j < SPAN; j++) {
       float factor = c.decay(j);
@@ -162,7 +169,7 @@ extern "C" GPU_KERNEL(256) void selective_scan_output(SCAN_ARGUMENTS, u32 statef
   const Chunk c(SCAN, memory[0], block_x());
   float state = c.is_state() ? states[c.state_at(c.slot)] : 0.f;
   for (u32 first = 0; first < c.count; first += SPAN) {
-    c.stage(first, nullptr);
+    c.stage(first);
 #pragma unroll
     for (u32 j = 0; j < SPAN; j++) {
       state = gpu::fma(c.decay(j), state, c.added(j) * c.into(j));
@@ -180,14 +187,17 @@ extern "C" GPU_KERNEL(256) void selective_scan_output(SCAN_ARGUMENTS, u32 statef
 // The sums over the block's channels of `terms`, written or added to the group's part of the gradient of B (which 0) or
 // C (1).
 GPU_FN void write_part(const Chunk& c, float* parts, u32 which, u32 first, bool adds) {
+  const u32 numbers = uniform_barrier(c.s.numbers), shift = uniform_barrier(c.s.shift);
+  const u32 wide = 1u << shift, width = THREADS >> shift;
+  const u32 row = (block_x() * uniform_barrier(c.s.batch) + c.b) * uniform_barrier(c.s.chunks) + c.slot;
   barrier();
-  for (u32 n = thread(); n < SPAN * c.wide; n += THREADS) {
-    u32 j = n >> c.s.shift, t = first + j, own = n & (c.wide - 1);
-    if (t >= c.count || own >= c.s.numbers) continue;
+  for (u32 n = thread(); n < SPAN * wide; n += THREADS) {
+    u32 j = n >> shift, t = first + j, own = n & (wide - 1);
+    if (t >= c.count || own >= numbers) continue;
     float sum = 0.f;
-    for (u32 k = 0; k < c.width; k++) sum += c.m.terms[j * THREADS + k * c.wide + own];
-    u64 token = ((u64(block_x()) * c.s.batch + c.b) * c.s.chunks + c.slot) * CHUNK + t;
-    float* here = parts + (token * 2 + which) * c.s.numbers + own;
+    for (u32 k = 0; k < width; k++) sum += c.m.terms[j * THREADS + k * wide + own];
+    u64 token = u64(row) * CHUNK + t;
+    float* here = parts + (token * 2 + which) * numbers + own;
     *here = adds ? *here + sum : sum;
   }
   barrier();
@@ -210,28 +220,32 @@ extern "C" GPU_KERNEL(256) void selective_scan_grads(SCAN_ARGUMENTS, u32 rounds,
                                                      const float* dstates, const void* dy, float* sums, float* parts,
                                                      void* dx, void* ddt) {
   GPU_SHARED(Memory, memory, 1);
-  u32 blocks = (channels + (THREADS >> shift) - 1) >> (8 - shift), own_block = block_x() * rounds;
-  for (u32 turn = 0; turn < rounds && own_block + turn < blocks; turn++) {
-    const Chunk c(SCAN, memory[0], own_block + turn);
+  for (u32 turn = 0; turn < rounds; turn++) {
+    // New values to the compiler: what follows from them is not kept in scalar registers through all turns.
+    Scan scan = SCAN;
+    scan.batch = uniform_barrier(batch), scan.tokens = uniform_barrier(tokens), scan.channels = uniform_barrier(channels);
+    scan.numbers = uniform_barrier(numbers), scan.shift = uniform_barrier(shift), scan.chunks = uniform_barrier(chunks);
+    scan.at = uniform_barrier(at);
+    const u32 block = block_x() * uniform_barrier(rounds) + turn;
+    if (block * (THREADS >> scan.shift) >= scan.channels) break;
+    const Chunk c(scan, memory[0], block);
     float state = 0.f, upper = 0.f;  // upper: the gradient of the state
-    if (c.is_state()) state = states[c.state_at(at + c.slot)], upper = dstates[c.state_at(c.slot)];
-    float marks[CHUNK / SPAN];  // the state before each span
-#pragma unroll
-    for (u32 span = 0; span < CHUNK / SPAN; span++) {
-      marks[span] = state;
-      if (span * SPAN >= c.count) continue;
-      c.stage(span * SPAN, nullptr);
+    if (c.is_state()) state = states[c.state_at(c.s.at + c.slot)], upper = dstates[c.state_at(c.slot)];
+    // Not unrolled: eight spans side by side spill scalar registers.
+#pragma nounroll
+    for (u32 first = 0; first < c.count; first += SPAN) {
+      c.m.marks[first / SPAN * THREADS + thread()] = state;
+      c.stage(first);
 #pragma unroll
       for (u32 j = 0; j < SPAN; j++) state = gpu::fma(c.decay(j), state, c.added(j) * c.into(j));
     }
     float of_rate = 0.f, of_skip = 0.f, of_bias = 0.f;
-#pragma unroll
-    for (u32 back = 0; back < CHUNK / SPAN; back++) {
-      const u32 span = CHUNK / SPAN - 1 - back, first = span * SPAN;
-      if (first >= c.count) continue;
-      c.stage(first, dy);
+#pragma nounroll
+    for (u32 span = (c.count + SPAN - 1) / SPAN; span-- > 0;) {
+      const u32 first = span * SPAN, kinds = uniform_barrier(types);
+      c.stage<true>(first, dy);
       float reached[SPAN + 1], factors[SPAN], by_decay[SPAN], by_into[SPAN];
-      reached[0] = marks[span];
+      reached[0] = c.m.marks[span * THREADS + thread()];
 #pragma unroll
       for (u32 j = 0; j < SPAN; j++) {
         factors[j] = c.decay(j);
@@ -256,10 +270,10 @@ extern "C" GPU_KERNEL(256) void selective_scan_grads(SCAN_ARGUMENTS, u32 rounds,
       if (c.has_sum(first)) {
         u64 e = c.element(first);
         float given = c.m.upstream[thread()], input = c.m.inputs[thread()];
-        store(dx, type_of(types, 0), e, gpu::fma(c.m.steps[thread()], to_input, c.s.weight_of(c.channel(), numbers) * given));
-        float z = load(dt, type_of(types, 1), e) + c.s.weight_of(c.channel(), numbers + 1);
+        store(dx, type_of(kinds, 0), e, gpu::fma(c.m.steps[thread()], to_input, c.s.weight_of(c.channel(), c.s.numbers) * given));
+        float z = load(dt, type_of(kinds, 1), e) + c.s.weight_of(c.channel(), c.s.numbers + 1);
         float of_dt = gpu::fma(input, to_input, c.sum_of_states()) / (1.f + gpu::exp(min(-z, 87.f)));
-        store(ddt, type_of(types, 1), e, of_dt);
+        store(ddt, type_of(kinds, 1), e, of_dt);
         of_skip = gpu::fma(given, input, of_skip);
         of_bias += of_dt;
       }
@@ -268,14 +282,15 @@ extern "C" GPU_KERNEL(256) void selective_scan_grads(SCAN_ARGUMENTS, u32 rounds,
       for (u32 j = 0; j < SPAN; j++) c.m.terms[j * THREADS + thread()] = by_into[j];
       write_part(c, parts, 0, first, turn > 0);
 #pragma unroll
-      for (u32 j = 0; j < SPAN; j++) c.m.terms[j * THREADS + thread()] = c.is_state() ? c.upstream(j) * reached[j + 1] : 0.f;
+      for (u32 j = 0; j < SPAN; j++) c.m.terms[j * THREADS + thread()] = c.upstream(j) * reached[j + 1];
       write_part(c, parts, 1, first, turn > 0);
     }
-    if (!sums) continue;
-    float* here = sums + (u64(c.b) * chunks + c.slot) * channels * (numbers + 2);
-    if (c.is_state()) here[u64(c.block * c.width + c.place) * (numbers + 2) + c.number] += of_rate;
-    add_to_sums(c, here, numbers, of_skip);
-    add_to_sums(c, here, numbers + 1, of_bias);
+    if (!(uniform_barrier(u32(u64(sums))) | uniform_barrier(u32(u64(sums) >> 32)))) continue;
+    const u32 own = uniform_barrier(numbers), of_channels = uniform_barrier(channels);
+    float* here = sums + (u64(c.b) * uniform_barrier(chunks) + c.slot) * of_channels * (own + 2);
+    if (c.is_state()) here[u64(c.block * c.width + c.place) * (own + 2) + c.number] += of_rate;
+    add_to_sums(c, here, own, of_skip);
+    add_to_sums(c, here, own + 1, of_bias);
   }
 }
 
