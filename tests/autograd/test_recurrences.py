@@ -22,6 +22,7 @@ def test_strong_decays_lose_no_digits(device: Any, op: str, decays: str, documen
 
 def test_a_selective_scan_keeps_states_and_sums_over_blocks(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wgrad.wgsl.selective_scan.selective_scan._WORKGROUPS", 1)
+    monkeypatch.setattr("wgrad.wgsl.selective_scan.selective_scan._MOST_ROUNDS", 2)  # of three blocks
     check_scan(device, monkeypatch)
 
 
